@@ -363,7 +363,7 @@ def test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_i
 def test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_one(one_shard):
     """The other took what it left, and is in that epoch: its schedules are set before the body goes on."""
     job, runs = fresh_name(), [Run(), Run()]
-    before_last, behind = threading.Event(), threading.Event()
+    evicted, before_last, behind = threading.Event(), threading.Event(), threading.Event()
     found: list[tuple[int, int]] = []
     settings = {"num_workers": 2, "consistency": "asp"}
 
@@ -371,6 +371,8 @@ def test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_o
         with connect(one_shard, job, 0, **settings) as worker:
 
             def waits(step: int) -> None:
+                if step == 11:  # its own last one: behind it what the other has left is dealt
+                    assert evicted.wait(LIMIT_S)
                 if step == 14:  # of 10 batches in that epoch, 4 of them the other's
                     before_last.set()
                     membership = link_of(worker).presence.membership
@@ -387,6 +389,7 @@ def test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_o
             def pauses(step: int) -> None:
                 if step == 8 and not before_last.is_set():  # it has 2 batches of that epoch in steps
                     one_shard.evict(job, 1)
+                    evicted.set()
                     assert before_last.wait(LIMIT_S)
 
             def tail(epoch: int) -> None:
