@@ -369,19 +369,20 @@ def test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_o
 
     def stays() -> None:
         with connect(one_shard, job, 0, **settings) as worker:
+            membership = link_of(worker).presence.membership
 
-            def waits(step: int) -> None:
-                if step == 11:  # its own last one: behind it what the other has left is dealt
-                    assert evicted.wait(LIMIT_S)
-                if step == 14:  # of 10 batches in that epoch, 4 of them the other's
-                    before_last.set()
-                    membership = link_of(worker).presence.membership
-                    until(lambda: membership.position_wanted, "the other one joins again")
-                if step == 15:
-                    found.append((runs[0].per_epoch, runs[0].per_step))
-                    assert behind.wait(LIMIT_S)
+            def is_behind() -> bool:
+                found.append((runs[0].per_epoch, runs[0].per_step))
+                return behind.wait(LIMIT_S)
 
-            script(worker, runs[0], waits)
+            waits: dict[int, Callable[[], object]] = {
+                11: lambda: evicted.wait(
+                    LIMIT_S
+                ),  # its own last: what the other leaves is dealt behind it
+                14: lambda: before_last.set() or until(lambda: membership.position_wanted),
+                15: is_behind,  # the last of 10 batches in that epoch, 4 of them the other's
+            }
+            script(worker, runs[0], lambda step: waits.pop(step, bool)())
 
     def paused() -> None:
         with connect(one_shard, job, 1, **settings) as worker:
