@@ -15,6 +15,7 @@ from ps_server.coordinator.snapshots.policy import SnapshotPolicy, policy_of
 from ps_server.process.memory_share import default_limit_bytes
 from ps_wire.access.access import read
 from ps_wire.errors import ConfigurationRefused, ShardMismatch, UsageError
+from ps_wire.metrics.options import MetricsHost, MetricsPort
 from ps_wire.process import kernels, trace
 from ps_wire.process.command import run as run_command
 from ps_wire.spec.address import is_loopback, parse_address, parse_servers
@@ -41,18 +42,8 @@ def serve(
             envvar="PS_HEALTH_PORT", min=1, max=65535, help="Health alone, without TLS, for probes."
         ),
     ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="PS_METRICS_PORT",
-            min=0,
-            max=65535,
-            help="Metrics for Prometheus, at /metrics; 0: any free one. Default: there are none.",
-        ),
-    ] = None,
-    metrics_host: Annotated[
-        str, typer.Option(envvar="PS_METRICS_HOST", help="Address to listen on for metrics.")
-    ] = "127.0.0.1",
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     host: Annotated[str, typer.Option(envvar="PS_HOST", help="Address to listen on.")] = "127.0.0.1",
     coordinator: Annotated[
         str | None,

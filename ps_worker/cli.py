@@ -16,6 +16,7 @@ import typer
 
 from ps_wire.errors import PsError, UsageError
 from ps_wire.frames import carrier as carriers
+from ps_wire.metrics.options import MetricsHost, MetricsPort
 from ps_wire.process import trace
 from ps_wire.process.command import run as run_command
 from ps_wire.process.cores import available_cores
@@ -101,18 +102,8 @@ def run(
             help="Seconds that a step may take to end when SIGTERM has come.",
         ),
     ] = stopping.LIMIT_S,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="PS_METRICS_PORT",
-            min=0,
-            max=65535,
-            help="Metrics for Prometheus, at /metrics; 0: any free one. Default: there are none.",
-        ),
-    ] = None,
-    metrics_host: Annotated[
-        str, typer.Option(envvar="PS_METRICS_HOST", help="Address to listen on for metrics.")
-    ] = METRICS_HOST,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = METRICS_HOST,
     token_file: Annotated[
         Path | None, typer.Option(envvar="PS_TOKEN_FILE", help="Holds the service's token, or the job's.")
     ] = None,

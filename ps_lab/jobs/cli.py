@@ -13,6 +13,17 @@ from ps_wire.errors import UsageError
 from ps_wire.spec.address import check_job_name, parse_servers
 from ps_wire.text import one_line
 
+JobName = Annotated[str, typer.Argument(envvar="PS_JOB", help="The job.", show_default=False)]
+Servers = Annotated[str, typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service, or the job's.", show_default=False),
+]
+TlsDir = Annotated[
+    Path | None,
+    typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
+]
+
 app = typer.Typer(name="job", help="Stop a job, or end what servers keep of it.", no_args_is_help=True)
 
 
@@ -23,25 +34,14 @@ def group() -> None:
 
 @app.command()
 def drop(
-    job: Annotated[str, typer.Argument(envvar="PS_JOB", help="The job.", show_default=False)],
-    servers: Annotated[
-        str,
-        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
-    ] = "127.0.0.1:50051",
+    job: JobName,
+    servers: Servers = "127.0.0.1:50051",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also a job that has live workers: they end with JobDropped.")
     ] = False,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar=TOKEN_FILE, help="Holds the token of the service, or the job's.", show_default=False
-        ),
-    ] = None,
-    tls_dir: Annotated[
-        Path | None,
-        typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
-    ] = None,
+    token_file: TokenFile = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Have the servers forget JOB: weights, optimizer state, and who was in it. Its name then begins anew.
 
@@ -69,22 +69,11 @@ def drop(
 
 @app.command()
 def stop(
-    job: Annotated[str, typer.Argument(envvar="PS_JOB", help="The job.", show_default=False)],
-    servers: Annotated[
-        str,
-        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
-    ] = "127.0.0.1:50051",
+    job: JobName,
+    servers: Servers = "127.0.0.1:50051",
     reason: Annotated[str, typer.Option(help="Which all workers are told.")] = "ps-lab job stop",
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar=TOKEN_FILE, help="Holds the token of the service, or the job's.", show_default=False
-        ),
-    ] = None,
-    tls_dir: Annotated[
-        Path | None,
-        typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
-    ] = None,
+    token_file: TokenFile = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Ask the workers of JOB to end after the epoch that the furthest of them has begun, and to finish.
 

@@ -376,9 +376,7 @@ def test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_o
                 return behind.wait(LIMIT_S)
 
             waits: dict[int, Callable[[], object]] = {
-                11: lambda: evicted.wait(
-                    LIMIT_S
-                ),  # its own last: what the other leaves is dealt behind it
+                11: lambda: evicted.wait(LIMIT_S),  # its own last: what the other leaves is dealt behind it
                 14: lambda: before_last.set() or until(lambda: membership.position_wanted),
                 15: is_behind,  # the last of 10 batches in that epoch, 4 of them the other's
             }
