@@ -123,8 +123,12 @@ class Coordinator:
         )
 
     def figures(self, *, most_jobs: int, most_members: int) -> tuple[JobFigures, ...]:
-        """The first jobs by name as they are now, each with its first members; on the event loop."""
+        """Jobs as they are now, those first that have members, then by name; each with its first members.
+
+        To be called on the event loop.
+        """
         now_s = time.monotonic()
+        names = sorted(self.runners, key=lambda name: (not self.runners[name].job.roster.present(), name))
         return tuple(
             figures_of(
                 self.runners[name],
@@ -132,7 +136,7 @@ class Coordinator:
                 now_s=now_s,
                 most_members=most_members,
             )
-            for name in sorted(self.runners)[:most_jobs]
+            for name in names[:most_jobs]
         )
 
     def begin(self) -> None:

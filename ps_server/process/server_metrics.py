@@ -1,8 +1,8 @@
 """The metrics of a server for one scrape, from its shard and, on shard 0, from the coordinator.
 
 `text` runs on the thread of the endpoint: the shard is asked under its locks, the coordinator on its loop.
-What has series of its own is bounded: `MOST_JOBS` jobs, and `MOST_WORKERS` workers of all of them; how many
-others there are `ps_left_out` says.
+What has series of its own is bounded: `MOST_JOBS` jobs, those first that have members, and `MOST_WORKERS` workers
+of all of them; how many others there are `ps_left_out` says.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ServerMetrics:
         page = Page(SHARD if self._coordinator is None else SERVER)
         self._put_process(page)
         self._put_connections(page)
-        jobs = sorted(self._shard.jobs(), key=lambda job: job.name)
+        jobs = sorted(self._shard.jobs(), key=lambda job: (not job.members, job.name))  # who trains first
         page.put("ps_tables", sum(len(job.tables) for job in jobs), self._shard.index)
         places = itertools.islice(itertools.count(), MOST_WORKERS)
         left_out = sum(self._put_job(page, job, places) for job in jobs[:MOST_JOBS])

@@ -189,10 +189,10 @@ def test_answers_of_one_list_and_of_frames_that_come_together_are_bounded_too(
         cells = bench.shard.table(bench.job, 0).cells()
         assert len(cells) == num_partitions
         client = bench.ready()
-        before = sum(cell.bytes_out for cell in cells)
+        before = sum(cell.meters.bytes_out for cell in cells)
 
         def answered() -> int:
-            return sum(cell.bytes_out for cell in cells) - before
+            return sum(cell.meters.bytes_out for cell in cells) - before
 
         wanted = range(num_partitions)
         lists = [wanted[start : start + together] for start in range(0, num_partitions, together)]
@@ -233,9 +233,9 @@ def test_a_peer_that_never_reads_is_cut_off(in_job: Any, monkeypatch: pytest.Mon
         sockets = bench.server.shards[0].sockets
         connections = sockets._connections.copy()
         (cell,) = bench.shard.table(bench.job, 0).cells()
-        client, before = bench.ready(), cell.bytes_out
+        client, before = bench.ready(), cell.meters.bytes_out
         sending(client, [pull(0)] * 10)
-        until(lambda: cell.bytes_out - before > 4 * wire.MAX_PAYLOAD_BYTES)
+        until(lambda: cell.meters.bytes_out - before > 4 * wire.MAX_PAYLOAD_BYTES)
         until(lambda: sockets._connections <= connections and not cell.values._weights._held())
         answers = 0
         while client.receive() is not None:

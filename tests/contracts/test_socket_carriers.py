@@ -333,7 +333,7 @@ def test_what_a_stopping_server_has_queued_is_sent_first(carrier: str, its_serve
             client.send(push(step, -1.0))
             client.send(pull(step + 1))
         (cell,) = bench.shard.table(bench.job, 0).cells()
-        until(lambda: cell.bytes_out >= 4 * 4 * BIG)  # the worker's own pull at the start, and three
+        until(lambda: cell.meters.bytes_out >= 4 * 4 * BIG)  # the worker's own pull at the start, and three
         for connection in bench.server.shards[0].sockets._connections.copy():
             if connection._session.carrier == SOCKETS[carrier].carrier:
                 connection.stop()

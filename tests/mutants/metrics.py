@@ -9,7 +9,16 @@ TRAFFIC = "tests/unit/ps_server/shard/test_traffic.py"
 TOP = "tests/unit/ps_lab/top"
 SERVER = "tests/component/connections/test_server_metrics.py"
 
+SERVED = "tests/component/connections/test_server_metrics.py"
+
 MUTANTS = (
+    Mutant(
+        name="metrics: jobs that have ended hide those that train",
+        file="ps_server/process/server_metrics.py",
+        text="key=lambda job: (not job.members, job.name)",
+        fault="key=lambda job: job.name",
+        tests=(f"{SERVED}::test_jobs_that_train_have_series_before_those_that_have_ended",),
+    ),
     Mutant(
         name="metrics: a scrape needs no token",
         file="ps_wire/metrics/endpoint.py",

@@ -56,6 +56,28 @@ def of_table(cluster: Cluster, loop: LoopThread, job: str) -> Mapping[str, float
     return samples(metrics_of(cluster, loop).text(), ps_job=job, shard="0", table="0")
 
 
+@pytest.fixture(autouse=True)
+def _as_many_jobs_as_there_are(monkeypatch):
+    """These servers have had many jobs before."""
+    monkeypatch.setattr(server_metrics, "MOST_JOBS", 10_000)
+
+
+def test_jobs_that_train_have_series_before_those_that_have_ended(one_shard, loop_thread, monkeypatch):
+    """Else the oldest names would hide whatever runs on servers that stay up."""
+    train(one_shard, fresh_name(), "bsp")
+    job = f"zz-{fresh_name()}"
+    monkeypatch.setattr(server_metrics, "MOST_JOBS", 1)
+
+    def body(worker: ps.Worker) -> Mapping[str, float]:
+        table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0))
+        table.push({"w": torch.ones(SIZE)})
+        table.pull().result()
+        return of_table(one_shard, loop_thread, job)
+
+    (seen,) = run_workers(one_shard, body, num_workers=1, consistency="asp", job=job)
+    assert seen["ps_pushes_total outcome=received"] == 1
+
+
 @pytest.mark.parametrize("model", ["bsp", "ssp:1", "asp"])
 def test_gaps_taus_and_waits_have_one_entry_per_push_and_pull(one_shard, loop_thread, model):
     job = fresh_name()

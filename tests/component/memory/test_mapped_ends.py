@@ -77,7 +77,7 @@ def test_the_weights_of_who_trained_alone_stay_where_they_are_at_the_end(cluster
         memory = mapped(optimizer).memory
         script(0, model, optimizer)
         halves, windows = list(memory._halves), list(memory._windows)
-        sent = sum(cell.bytes_out for cell in cells(cluster, job))
+        sent = sum(cell.meters.bytes_out for cell in cells(cluster, job))
         worker.finish()
         script(0, twin, sgd(twin, fused=True))
         assert_same(model, twin)
@@ -85,7 +85,7 @@ def test_the_weights_of_who_trained_alone_stay_where_they_are_at_the_end(cluster
         assert not any(half.written(at=at, nbytes=count) for half in halves for at, count in windows)
         model.first.weight.data.zero_()  # they are the script's
         worker.leave()
-        assert sum(cell.bytes_out for cell in cells(cluster, job)) > sent
+        assert sum(cell.meters.bytes_out for cell in cells(cluster, job)) > sent
         assert not any(cell.values.now.eq(0).all() for cell in cells(cluster, job))
 
     run_workers(cluster, body, job=job)
