@@ -1,8 +1,8 @@
 """The metrics of a server for one scrape, from its shard and, on shard 0, from the coordinator.
 
 `text` runs on the thread of the endpoint: the shard is asked under its locks, the coordinator on its loop.
-What has series of its own is bounded: `MOST_JOBS` jobs, those first that have members, and `MOST_WORKERS` workers
-of all of them; how many others there are `ps_left_out` says.
+What has series of its own is bounded: `MOST_JOBS` jobs, those first that have members, and `MOST_WORKERS`
+workers of all of them; how many others there are `ps_left_out` says.
 """
 
 from __future__ import annotations
