@@ -102,11 +102,14 @@ def test_law_14_nothing_of_a_worker_that_was_paused_is_taken_after_its_eviction(
     last = faults.arm("worker 0", "worker before a push is queued", step=STEPS - 1)
     processes = {worker: world.begin(worker, size) for worker in victims}
     other = world.begin(0, size)
-    for _ in stops:
+    left = dict(stops)
+    while left:
         stop = faults.next_stop()
-        (worker,) = [worker for worker in stops if stops[worker] is stop]
+        if stop is last:  # under asp worker 0 may be there before them
+            continue
+        (worker,) = [worker for worker in left if left[worker] is stop]
         processes[worker].signal(signal.SIGSTOP)
-        stop.go()
+        left.pop(worker).go()
     for worker in victims:
         until(lambda worker=worker: world.state(worker) == "lost", f"worker {worker} is evicted")
     last.wait()

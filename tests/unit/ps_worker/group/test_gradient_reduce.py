@@ -118,7 +118,10 @@ def test_ranks_with_other_hyper_parameters_end_together() -> None:
 
         found = group.run(lambda rank: table.push(rank, hyper=rank))
 
-    assert all(isinstance(error, GroupBroken) and "param_groups" in error.message for error in found)
+    assert all(isinstance(error, GroupBroken) for error in found)
+    assert any(
+        "param_groups" in error.message for error in found
+    )  # another may hear first that its peer has gone
 
 
 def test_a_rank_a_step_ahead_of_another_is_named() -> None:
