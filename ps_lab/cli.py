@@ -13,6 +13,7 @@ from ps_lab.bench import cli as bench
 from ps_lab.cluster.team import OnFailure
 from ps_lab.errors import LibraryMissing, exit_code_of
 from ps_lab.jobs import cli as job_cli
+from ps_lab.options import SERVERS, Servers, TlsDir, TokenFile
 from ps_lab.simulate import cli as simulate_cli
 from ps_lab.snapshots import cli as snapshot_cli
 from ps_lab.top import cli as top_cli
@@ -42,15 +43,6 @@ app.add_typer(snapshot_cli.app)
 app.add_typer(job_cli.app)
 app.command()(simulate_cli.simulate)
 app.command()(top_cli.top)
-
-
-TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service.", show_default=False)
-]
-TlsDir: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
-]
 
 
 Fresh: TypeAlias = Annotated[
@@ -147,10 +139,7 @@ def launch(
 
 @app.command()
 def status(
-    servers: Annotated[
-        str,
-        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
-    ] = "127.0.0.1:50051",
+    servers: Servers = SERVERS,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again each second, until Ctrl-C.")] = False,
     token_file: TokenFile = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 
 from ps_wire.metrics.families import WORKER
-from ps_wire.metrics.page import Page
 from ps_worker.settings import Settings
 from ps_worker.steps import Steps
 
@@ -25,6 +24,8 @@ class WorkerMetrics:
 
     def text(self) -> bytes:
         """All of them now, in the text format."""
+        from ps_wire.metrics.page import Page  # noqa: PLC0415 - prometheus_client: most workers show none
+
         page, steps, settings = Page(WORKER), self._steps, self._settings
         link, exchanges = steps.link, tuple(steps.link.exchanges)
         whose = (settings.job, link.rank)

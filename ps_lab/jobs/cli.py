@@ -8,20 +8,16 @@ from typing import Annotated
 
 import typer
 
-from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
+from ps_lab.options import SERVERS, Servers, TlsDir
+from ps_wire.access.access import TOKEN_FILE, read
 from ps_wire.errors import UsageError
 from ps_wire.spec.address import check_job_name, parse_servers
 from ps_wire.text import one_line
 
 JobName = Annotated[str, typer.Argument(envvar="PS_JOB", help="The job.", show_default=False)]
-Servers = Annotated[str, typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service, or the job's.", show_default=False),
-]
-TlsDir = Annotated[
-    Path | None,
-    typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
 ]
 
 app = typer.Typer(name="job", help="Stop a job, or end what servers keep of it.", no_args_is_help=True)
@@ -35,7 +31,7 @@ def group() -> None:
 @app.command()
 def drop(
     job: JobName,
-    servers: Servers = "127.0.0.1:50051",
+    servers: Servers = SERVERS,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also a job that has live workers: they end with JobDropped.")
@@ -70,7 +66,7 @@ def drop(
 @app.command()
 def stop(
     job: JobName,
-    servers: Servers = "127.0.0.1:50051",
+    servers: Servers = SERVERS,
     reason: Annotated[str, typer.Option(help="Which all workers are told.")] = "ps-lab job stop",
     token_file: TokenFile = None,
     tls_dir: TlsDir = None,

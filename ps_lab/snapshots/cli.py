@@ -8,7 +8,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
+from ps_lab.options import TlsDir, TokenFile
+from ps_wire.access.access import read
 from ps_wire.spec.address import parse_servers
 
 app = typer.Typer(
@@ -29,13 +30,6 @@ Name: TypeAlias = Annotated[
 ]
 Servers: TypeAlias = Annotated[
     str, typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order.", show_default=False)
-]
-TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service.", show_default=False)
-]
-TlsDir: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
 ]
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
+from ps_lab.options import SERVERS, Servers, TlsDir, TokenFile
+from ps_wire.access.access import read
 from ps_wire.spec.address import parse_servers
 
 
 def top(
-    servers: Annotated[
-        str,
-        typer.Option(envvar="PS_SERVERS", help="HOST:PORT,HOST:PORT in shard order."),
-    ] = "127.0.0.1:50051",
+    servers: Servers = SERVERS,
     serve: Annotated[
         int | None,
         typer.Option(
@@ -29,14 +26,8 @@ def top(
     host: Annotated[
         str, typer.Option(help="With --serve: address to listen on. The page has no login.")
     ] = "127.0.0.1",
-    token_file: Annotated[
-        Path | None,
-        typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service.", show_default=False),
-    ] = None,
-    tls_dir: Annotated[
-        Path | None,
-        typer.Option(envvar=TLS_DIR, help="Folder with ca.crt, tls.crt and tls.key.", show_default=False),
-    ] = None,
+    token_file: TokenFile = None,
+    tls_dir: TlsDir = None,
     job: Annotated[
         str | None,
         typer.Option(envvar="PS_JOB", help="Shows this one alone; the token may be this job's."),

@@ -397,9 +397,8 @@ class Exchange:
             waited_s = frame.hyper * 1e-6 if frame.flags & wire.TIMED else None
             self._traffic.pulled(frame.step - 1, waited_s)
         nbytes = len(frame.payload) or self._sizes[index]
-        self.in_flight.came(
-            frame, nbytes=nbytes, closed=self.memory.mapped
-        )  # an answer to a mapped table: its step has closed
+        # An answer to a mapped table says that its step has closed.
+        self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""

@@ -43,13 +43,7 @@ class Node:
     def __init__(self, number: int) -> None:
         self.address = f"10.88.0.{number}"
         self._name = f"n{number}"
-        self._holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == b"ready\n"
+        self._holder = links.namespace()
         pid = str(self._holder.pid)
         links.ip("link", "add", self._name, "type", "veth", "peer", "name", "eth0", "netns", pid)
         links.ip("link", "set", self._name, "master", BRIDGE, "up")

@@ -50,6 +50,18 @@ def refusal() -> str | None:
     )
 
 
+def namespace() -> subprocess.Popen[bytes]:
+    """A process that holds a new network namespace until its stdin is closed."""
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"ready\n"
+    return holder
+
+
 class Link:
     """A namespace, and its link to ours.
 
@@ -62,13 +74,7 @@ class Link:
         self._name = f"w{number}"
         self._inside = f"10.77.{number}.2"
         self._rate: str | None = None
-        self._holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == b"ready\n"
+        self._holder = namespace()
         pid = str(self._holder.pid)
         ip("link", "add", self._name, "type", "veth", "peer", "name", "eth0", "netns", pid)
         ip("addr", "add", f"{self.host}/24", "dev", self._name)
