@@ -522,7 +522,7 @@ class Steps:
         return Totals(
             waited_s=self._idle_s,
             bytes_up=sum(exchange.bytes_pushed for exchange in exchanges),
-            bytes_down=sum(exchange.bytes_pulled for exchange in exchanges),
+            bytes_down=sum(exchange.in_flight.bytes_pulled for exchange in exchanges),
         )
 
     # -- what heartbeats bring -------------------------------------------------------------------------
@@ -602,4 +602,4 @@ class Steps:
         until_s = time.monotonic() + SETTLE_LIMIT_S
         with suppress(PsError):
             for exchange in self.link.exchanges:
-                exchange.wait_acked(limit_s=max(until_s - time.monotonic(), 0.0))
+                exchange.in_flight.wait_acked(limit_s=max(until_s - time.monotonic(), 0.0))

@@ -83,7 +83,7 @@ class Table:
     @property
     def step(self) -> int:
         """This worker's clock: the number of its next push."""
-        return self._exchange.step_of(self._taken)
+        return self._exchange.in_flight.step_of(self._taken)
 
     def push(self, gradients: Mapping[str, torch.Tensor], *, weight: float = 1.0) -> Future[None]:
         """Pushes one step: the given gradients; the others count as none.
@@ -109,7 +109,7 @@ class Table:
 
     def _push(self, gradients: Mapping[str, torch.Tensor], weight: float, step: int) -> None:
         exchange = self._exchange
-        exchange.wait_free()
+        exchange.in_flight.wait_free()
         with torch.no_grad():
             for name, index in self._index.items():
                 view = exchange.gradients.views[index]
@@ -124,7 +124,7 @@ class Table:
         return self._take_step(self._abstain)
 
     def _abstain(self, step: int) -> None:
-        self._exchange.wait_acked()
+        self._exchange.in_flight.wait_acked()
         self._exchange.abstain(step=step)
 
     def sit_out(self, *, again: bool) -> None:
@@ -164,7 +164,7 @@ class Table:
         reply = _Reply(
             lambda: self._again(lambda: self._pull(out)).result(), lambda: self._pulled(out), self._waited
         )
-        self._exchange.when_pulled(reply.end, reply.read)
+        self._exchange.in_flight.when_pulled(reply.end, reply.read)
         return reply
 
     def _waited(self, seconds: float) -> None:
@@ -231,7 +231,7 @@ class Table:
                 self._host.after_step(self.step)
             self._batch.end()
         reply = _Reply(lambda: self._again(lambda: None), lambda: None)
-        self._exchange.when_acked(reply.end)
+        self._exchange.in_flight.when_acked(reply.end)
         return reply
 
     def _opens(self) -> bool:
@@ -246,7 +246,7 @@ class Table:
     def _again(self, call: Callable[[], Result]) -> Result:
         """What follows when the answer is that this worker was evicted: any thread may wait for it."""
         with self._host.inside.turn:
-            if self._exchange.evicted:
+            if self._exchange.in_flight.evicted:
                 self._rejoin()
             return call()
 
@@ -260,9 +260,9 @@ class Table:
             values = {name: tensor.copy_(views[self._index[name]]) for name, tensor in out.items()}
         return Pulled(
             values=values,
-            version=min(exchange.versions),
-            spread=exchange.spread,
-            clocks=dict(exchange.clocks),
+            version=min(exchange.in_flight.versions),
+            spread=exchange.in_flight.spread,
+            clocks=dict(exchange.in_flight.clocks),
         )
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:

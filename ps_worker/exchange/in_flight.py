@@ -79,6 +79,7 @@ class InFlight:
     Attributes:
         versions: of the weights that came last, by partition.
         clocks: worker -> its clock, as shards have shown it so far.
+        skips: this worker may skip steps: which step weights are of is known when all are here.
         opened: the newest clock at which the gate is known to be open; -1: none.
         missed: steps that this worker skipped, for it was late.
         bytes_pulled: of weights that have come.
@@ -93,6 +94,7 @@ class InFlight:
                 before anybody is told of it. It waits for nothing.
             skips: weights may be of a later step than they were asked for (backup workers).
         """
+        self.skips = skips
         self.versions = [0] * len(shard_of)
         self.clocks: dict[int, int] = {}
         self.opened = -1
@@ -101,7 +103,6 @@ class InFlight:
         self._shard_of = tuple(shard_of)
         self._num_shards = max(shard_of, default=-1) + 1
         self._show = show
-        self._skips = skips
         lock = threading.RLock()
         self._changed, self._answered = threading.Condition(lock), threading.Condition(lock)
         self._pushes = Pushes()
@@ -375,7 +376,7 @@ class InFlight:
 
         A later one where this worker was late and others went on, with backup workers.
         """
-        if not self._skips:
+        if not self.skips:
             return clock
         with self._changed:
             return clock if self._pulls.flags else max(clock, min(self.versions))

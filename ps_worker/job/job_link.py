@@ -206,7 +206,7 @@ class JobLink:
         exchange = self.exchanges[table]
 
         def dump() -> list[dict[str, torch.Tensor]]:
-            exchange.wait_acked()
+            exchange.in_flight.wait_acked()
             return self.optimizer_state.dump(table, exchange.plan)
 
         return self._again(dump)
@@ -223,7 +223,7 @@ class JobLink:
             PsError: a shard refuses, such as a state that the optimizer cannot have, or cannot be reached.
         """
         exchange = self.exchanges[table]
-        exchange.wait_acked()
+        exchange.in_flight.wait_acked()
         self.optimizer_state.load(table, exchange.plan, states)
 
     def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
@@ -240,7 +240,7 @@ class JobLink:
         exchange = self.exchanges[table]
 
         def share(_: list[Said]) -> Said:
-            exchange.wait_acked()
+            exchange.in_flight.wait_acked()
             self.optimizer_state.share(table, exchange.plan, number, states)
             return Said()
 
@@ -359,7 +359,7 @@ class JobLink:
             self.rejoiner.announce()  # there is more to train
             try:
                 for exchange in self.exchanges:
-                    exchange.wait_acked()
+                    exchange.in_flight.wait_acked()
                     exchange.sharing.check_written()
                 for exchange in () if alone else self.exchanges:
                     exchange.sharing.own()

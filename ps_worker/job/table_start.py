@@ -237,10 +237,10 @@ class TableStart:
                 torch._foreach_copy_(exchange.memory.staging.views, list(values))
             self._filled.add(number)
         exchange.load()
-        exchange.wait_acked()
+        exchange.in_flight.wait_acked()
         exchange.memory.staged()
         if any(states):
-            exchange.wait_acked()
+            exchange.in_flight.wait_acked()
             self._optimizer_state.load(number, exchange.plan, states)
         self._presence.calls.put_state(f"start/{number}", self._side.pack_start(number))
         self._uploaded.add(number)

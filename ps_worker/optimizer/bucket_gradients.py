@@ -75,6 +75,7 @@ class BucketGradients:
         self._views = [exchange.gradients.views[number] for number in mine]
         first, count = bucket.first_partition, bucket.num_partitions
         self.partitions = exchange.partitions[first : first + count]
+        self._indices = frozenset(partition.index for partition in self.partitions)
         index_of = {number: index for index, number in enumerate(mine)}
         self._pieces = [
             [index_of[placement.parameter] for placement in exchange.plan.placements(partition)]
@@ -148,7 +149,7 @@ class BucketGradients:
         self.arrived.append(parameter)
         self._check_dense(gradient, index)
         try:
-            self._exchange.wait_free(self.partitions)
+            self._exchange.in_flight.wait_free(self._indices)
         except Evicted:  # step() joins again
             return
         self._zeros.discard(index)
@@ -196,8 +197,8 @@ class BucketGradients:
         Raises:
             ParameterUnsupported: a gradient is sparse, or its parameter has another shape now.
         """
-        if not self._exchange.all_free:
-            self._exchange.wait_free(self.partitions)
+        if not self._exchange.in_flight.all_free:
+            self._exchange.in_flight.wait_free(self._indices)
         gradients = [parameter.grad for parameter in self.parameters]
         there = [gradient for gradient in gradients if gradient is not None]
         views = self._views

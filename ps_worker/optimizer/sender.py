@@ -137,7 +137,7 @@ class Sender:
     def check_acked(self) -> None:
         """Raises what answers have brought meanwhile, such as `Evicted`; waits for none."""
         for table in self.tables:
-            table.exchange.wait_acked(())
+            table.exchange.in_flight.wait_acked(())
 
     def decide(self, *, scaled: bool) -> None:
         """After a watched step: overlap if nothing touched the gradients. Later: an error if so.
@@ -201,7 +201,7 @@ class Sender:
         """Before the end: what has not left abstains, and is acknowledged within the limit."""
         for table in self.tables:
             table.abstain()
-            table.exchange.wait_acked(limit_s=limit_s)
+            table.exchange.in_flight.wait_acked(limit_s=limit_s)
 
     def detach(self) -> None:
         """Takes the hooks off the parameters."""

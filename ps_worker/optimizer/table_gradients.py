@@ -193,7 +193,7 @@ class TableGradients:
 
     def begin(self, mode: Mode) -> None:
         """Gets ready for the gradients of the step that was pulled for. May be called again."""
-        self.step = self.exchange.step_of(self._next)
+        self.step = self.exchange.in_flight.step_of(self._next)
         if mode is not self.mode:
             for bucket in self._buckets:
                 bucket.unhook()

@@ -362,7 +362,7 @@ def test_an_answer_that_is_being_taken_when_a_worker_joins_again_is_waited_for(c
         table.pull()
         assert held.holding.wait(LIMIT_S)
         cluster.evict(name, 0)
-        until(lambda: exchange.evicted, "it is evicted")
+        until(lambda: exchange.in_flight.evicted, "it is evicted")
         joining = beside(link_of(worker).rejoiner.rejoin)
         with pytest.raises(TimeoutError):
             joining.result(1.0)
