@@ -37,7 +37,7 @@ from ps_worker.process.waiting import LongWaits
 from ps_worker.recording.columns import RecordHeader
 from ps_worker.recording.recorder import Recorder, Totals
 from ps_worker.settings import Settings
-from ps_worker.step_host import TakesSteps
+from ps_worker.step.step_host import TakesSteps
 from ps_worker.table import Table
 
 MANY_BATCHES = 20  # without a model on the servers: fewer may be looked at before it is there
@@ -169,6 +169,10 @@ class Steps:
             self._straggle()  # a table's, where no batch of ours was handed out
         if self.recorder is not None:
             self.recorder.sending(taken - 1, self._totals())
+
+    def begin_push(self, table: int) -> None:
+        """See `StepHost`."""
+        self.link.begin_push(table)
 
     def after_step(self, step: int) -> None:
         """See `StepHost`."""

@@ -16,11 +16,12 @@ from typing import TypeVar, cast
 import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
-from ps_worker.data.batch_in_hand import BatchInHand
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.process.one_thread import Answering
 from ps_worker.process.waiting import waits
-from ps_worker.step_host import StepHost
+from ps_worker.step.batch_in_hand import BatchInHand
+from ps_worker.step.first_push import FirstPush
+from ps_worker.step.step_host import StepHost
 
 Result = TypeVar("Result")
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
@@ -73,6 +74,7 @@ class Table:
         self._taken = step
         self._host = host
         self._batch = BatchInHand()
+        self._first = FirstPush(host, step=lambda: self.step)
         self.waited_s = 0.0
 
     @property
@@ -131,7 +133,7 @@ class Table:
         """As `WrappedOptimizer.sit_out`."""
         step = self.step
         self._exchange.pass_gate(step)
-        self._exchange.begin(step)
+        self._first.begin(self.number, step)
         self._abstain(step)
         self._taken = step + 1
         self._batch.sit_out(again=again)
@@ -203,6 +205,7 @@ class Table:
                 here, of that round, is void.
         """
         self._taken = steps[self.number]
+        self._first.reenter()
         self._batch.reenter(void=bool(stepped) and self.number not in stepped)
 
     def renew(self) -> None:
@@ -220,9 +223,10 @@ class Table:
         with self._host.inside:
             if not self._host.announce() and not self._batch.void and self._opens():
                 step = self.step
-                self._host.before_step(step + 1)
+                self._first.end()  # of one that an error ended
+                self._first.weigh()
                 try:
-                    self._exchange.begin(step)
+                    self._first.begin(self.number, step)
                     push(step)
                 except Evicted:
                     self._rejoin()

@@ -79,7 +79,6 @@ class Exchange:
         wire_dtype: WireDtype = WireDtype.FP32,
         backup: bool = False,
         bounded: bool = False,
-        begins: Callable[[], None] | None = None,
         traffic: TrafficListener | None = None,
         ranks: MakeRanks | None = None,
     ) -> None:
@@ -96,7 +95,6 @@ class Exchange:
             wire_dtype: in which gradients and weights travel.
             backup: there are backup workers: weights may be of a later step than they were asked for.
             bounded: a push may be only so far ahead of those of others (`ssp`).
-            begins: called before the first push of a step leaves, by the thread that pushes.
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             ranks: makes the traffic between the ranks of a group, of the flat gradients by bucket and the
                 number of pieces in each partition of each; None: this process is the whole worker.
@@ -110,9 +108,7 @@ class Exchange:
         self.sharing = SharingHandshake(table, self.memory, shard_of, self._tell_shared)
         self.bytes_pushed = 0
         self.in_flight = InFlight(shard_of, show=self.memory.show, skips=backup)
-        self._begins = begins
         self._traffic = traffic
-        self._begun = -1
         self._bounded = bounded
         self._worker = worker
         self._incarnation = incarnation
@@ -147,7 +143,6 @@ class Exchange:
         """
         self._incarnation = incarnation
         self._hyper_frames = tuple(replace(it, incarnation=incarnation) for it in self._hyper_frames)
-        self._begun = -1
         self.in_flight.forget()
 
     def attach(self, hooks: Hooks) -> None:
@@ -200,7 +195,6 @@ class Exchange:
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
         """
-        self.begin(step)
         if self._ranks is not None:
             reduced = self._ranks.push(
                 partitions[0].bucket,
@@ -250,7 +244,6 @@ class Exchange:
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
-        self.begin(step)
         if self._ranks is not None:
             for reduced in self._ranks.abstain(step):
                 self._push_reduced(reduced, step)
@@ -262,13 +255,6 @@ class Exchange:
                 listed = meta.listed([partition.index])
                 frame = self._frame(wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=listed)
                 self._send_noted([frame])
-
-    def begin(self, step: int) -> None:
-        """The first push of a step is about to leave. May be called again."""
-        if step != self._begun:
-            self._begun = step
-            if self._begins is not None:
-                self._begins()
 
     @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:

@@ -103,7 +103,6 @@ class JobLink:
             self.side,
             self.resumption,
             self.optimizer_state,
-            begins=self._begin_push,
             say=listener.say,
             traffic=traffic,
             group=group,
@@ -188,7 +187,8 @@ class JobLink:
         self.resumption.begin_step()
         self.promise.begin(tables)
 
-    def _begin_push(self, table: int) -> None:
+    def begin_push(self, table: int) -> None:
+        """The first push of a step on this table is about to leave; waits where none may."""
         self.rounds.begin(table)
         self.begin_step((table,))
 
