@@ -35,7 +35,7 @@ from ps_worker.process.one_thread import OneThread
 from ps_worker.process.straggling import Straggling
 from ps_worker.process.waiting import LongWaits
 from ps_worker.recording.columns import RecordHeader
-from ps_worker.recording.recorder import Recorder, Totals
+from ps_worker.recording.recorder import StepRecorder, StepTotals
 from ps_worker.settings import Settings
 from ps_worker.step.step_host import TakesSteps
 from ps_worker.table import Table
@@ -493,11 +493,11 @@ class Steps:
 
     # -- the record of steps ---------------------------------------------------------------------------
 
-    def _recorder(self, settings: Settings) -> Recorder | None:
+    def _recorder(self, settings: Settings) -> StepRecorder | None:
         if settings.record is None:
             return None
         certain = settings.nonfinite is not NonFinite.SKIP or not settings.consistency.aggregates
-        return Recorder(settings.record, warn=self.say, certain=certain)
+        return StepRecorder(settings.record, warn=self.say, certain=certain)
 
     def _stragglers(self, settings: Settings) -> Straggling | None:
         if not settings.stragglers.parts:
@@ -521,9 +521,9 @@ class Steps:
             versions=versions,
         )
 
-    def _totals(self) -> Totals:
+    def _totals(self) -> StepTotals:
         exchanges = list(self.link.exchanges)
-        return Totals(
+        return StepTotals(
             waited_s=self._idle_s,
             bytes_up=sum(exchange.bytes_pushed for exchange in exchanges),
             bytes_down=sum(exchange.in_flight.bytes_pulled for exchange in exchanges),

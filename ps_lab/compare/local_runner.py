@@ -24,7 +24,7 @@ from ps_lab.cluster.child import Child
 from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
 from ps_lab.cluster.interrupts import Signalled
 from ps_lab.cluster.team import Team
-from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
+from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts
 from ps_lab.errors import Interrupted, process_failed
 from ps_lab.experiments.experiment import Evaluation, Experiment
 from ps_lab.experiments.plan import Run
@@ -99,7 +99,7 @@ class LocalRunner:
     ) -> None:
         self._stop()
 
-    def run(self, run: Run, *, records: Path, log: Path) -> Outcome:
+    def run(self, run: Run, *, records: Path, log: Path) -> RunOutcome:
         """Runs one run to its end; one that a process of it has failed is an outcome, too.
 
         Args:
@@ -121,7 +121,7 @@ class LocalRunner:
                 raise
             except PsError as error:
                 self._stop()  # a server ended, or did not start: the next run has others
-                return Outcome(
+                return RunOutcome(
                     ending=Ending.FAILED,
                     reason=f"{error.message}; {log} has its output",
                     started_unix_s=began_s,
@@ -192,7 +192,7 @@ class _Running:
         self._asked_s: float | None = None  # when its workers were asked to leave
         self._reason = ""
 
-    def to_its_end(self, began_s: float, on_progress: Callable[[str], None]) -> Outcome:
+    def to_its_end(self, began_s: float, on_progress: Callable[[str], None]) -> RunOutcome:
         """Starts it, and returns what came of it.
 
         Raises:
@@ -220,7 +220,7 @@ class _Running:
         beside = () if self._evaluator is None else (self._evaluator,)
         cpu_s = _used_s((*team.ended, *beside), served_s)
         others_s = None if busy_s is None else (_busy_s() or busy_s) - busy_s - sum(cpu_s.values())
-        return Outcome(
+        return RunOutcome(
             ending=Ending.FAILED if self._reason else Ending.FINISHED,
             reason=self._reason,
             started_unix_s=began_s,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ps_lab.compare.facts import Facts
 from ps_lab.compare.folder import Folder, RunFolder
-from ps_lab.compare.outcome import Ending, Outcome
+from ps_lab.compare.outcome import Ending, RunOutcome
 from ps_lab.experiments.plan import Run
 from ps_wire.errors import UsageError
 from ps_worker.recording import columns
@@ -73,7 +73,7 @@ class RunData:
 
     run: Run
     facts: Facts | None
-    outcome: Outcome | None
+    outcome: RunOutcome | None
     recordings: tuple[Recording, ...]
 
     @property

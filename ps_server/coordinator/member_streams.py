@@ -47,7 +47,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 MAX_METRICS = 64
-MAX_HOST, MAX_REASON = 255, 500  # characters
+MAX_HOST, MAX_MEMBER_TEXT = 255, 500  # characters
 JOIN_LIMIT_S = 10.0
 
 
@@ -289,7 +289,7 @@ class MemberStreams:
             case "leave":
                 runner.progress[member.worker] = _bounded(message.leave.progress)
                 member.steps = message.leave.progress.step
-                reason = one_line(message.leave.reason, MAX_REASON)
+                reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 runner.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 runner.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
@@ -359,6 +359,6 @@ def _bounded(progress: pb.Progress) -> pb.Progress:
         del progress.metrics[name]
     for table in sorted(progress.taken)[MAX_TABLES:]:
         del progress.taken[table]
-    progress.waits = one_line(progress.waits, MAX_REASON)
-    progress.passed_over = one_line(progress.passed_over, MAX_REASON)
+    progress.waits = one_line(progress.waits, MAX_MEMBER_TEXT)
+    progress.passed_over = one_line(progress.passed_over, MAX_MEMBER_TEXT)
     return progress

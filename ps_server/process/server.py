@@ -189,7 +189,7 @@ class Server:
         logger.info("stopped")
         return stopped.result()
 
-    async def _find_hand_off(self) -> hand_off.Found | None:
+    async def _find_hand_off(self) -> hand_off.FoundHandOff | None:
         """What the process before this one has handed off, put into the shard; it is not used up yet."""
         if self._options.state_dir is None:
             return None

@@ -33,7 +33,7 @@ from ps_server.coordinator.jobs.actions import (
     removal,
     tell,
 )
-from ps_server.coordinator.jobs.collectives import ABSENT, Collectives, Outcome
+from ps_server.coordinator.jobs.collectives import ABSENT, CallOutcome, Collectives
 from ps_server.coordinator.jobs.loops import Loops
 from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.phase import JobState, Phase
@@ -463,7 +463,7 @@ class Job:
         if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
             self.collectives.stands(member.worker, member.incarnation, number)
 
-    def settle_call(self, number: int) -> Outcome | None:
+    def settle_call(self, number: int) -> CallOutcome | None:
         """The outcome of a call that all workers make together, if there is one by now."""
         least = 0 if self.phase.has_state else self.min_workers
         return self.collectives.settle(number, self.calling(), at_least=least)

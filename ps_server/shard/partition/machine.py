@@ -44,7 +44,7 @@ from ps_server.shard.partition.inputs import (
     Pull,
     PushOutcome,
 )
-from ps_server.shard.partition.machine_state import MachineState, MemberState
+from ps_server.shard.partition.machine_state import MachineMember, MachineState
 from ps_server.shard.partition.waiting_pulls import WaitingPulls
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
@@ -62,8 +62,8 @@ class _Member:
     late: bool = False  # with backup workers: its last push came too late, and it has no clock to pull at
     asked: int = -1  # the clock at which it was late, and may ask again
 
-    def dump(self) -> MemberState:
-        return MemberState(
+    def dump(self) -> MachineMember:
+        return MachineMember(
             incarnation=self.incarnation,
             clock=self.clock,
             prepared=self.prepared,

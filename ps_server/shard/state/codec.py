@@ -31,7 +31,7 @@ from ps_server.shard.optimizer.piece_optimizer import State, known
 from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.gradient import Gradient
 from ps_server.shard.partition.machine import MAX_TAU, Contribution, Ledger
-from ps_server.shard.partition.machine_state import MachineState, MemberState
+from ps_server.shard.partition.machine_state import MachineMember, MachineState
 from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import SnapshotMismatch, from_wire
 from ps_wire.frames.frame import FIRST_READER
@@ -412,7 +412,7 @@ def _machine(parts: Mapping[str, Field], num_workers: int) -> MachineState:
         tau[staleness.whole(MAX_TAU)] = count.whole()
     for member in parts["members"].entries(num_workers):
         worker, incarnation, clock = member.tuple(3)
-        members[worker.whole(num_workers - 1)] = MemberState(
+        members[worker.whole(num_workers - 1)] = MachineMember(
             incarnation=incarnation.whole(MAX_INCARNATION), clock=clock.whole()
         )
     ledgers = parts["ledgers"].numbered(num_workers - 1, num_workers)

@@ -26,7 +26,7 @@ FRAME_BYTES = 1 << 10  # that a message takes beside its payload, roughly
 
 
 class _Cork(threading.local):
-    waiting: dict[Outbox, None] | None = None  # outboxes that have something to send, in order
+    waiting: dict[MessageOutbox, None] | None = None  # outboxes that have something to send, in order
 
 
 _cork = _Cork()
@@ -38,7 +38,7 @@ def corked() -> Iterator[None]:
     if _cork.waiting is not None:
         yield
         return
-    waiting: dict[Outbox, None] = {}
+    waiting: dict[MessageOutbox, None] = {}
     _cork.waiting = waiting
     try:
         yield
@@ -47,7 +47,7 @@ def corked() -> Iterator[None]:
         _wake(waiting)
 
 
-def _wake(waiting: dict[Outbox, None]) -> None:
+def _wake(waiting: dict[MessageOutbox, None]) -> None:
     for outbox in waiting:
         outbox.wake()
 
@@ -56,7 +56,7 @@ def _nothing() -> None:
     pass
 
 
-class Outbox:
+class MessageOutbox:
     """The queue of messages out of one connection.
 
     An `Outlet`; it holds each message until it has left, or nothing leaves.
