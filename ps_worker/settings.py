@@ -223,7 +223,7 @@ def _check_one_process(world_size: str) -> None:
 
 
 def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
-    """What `parse` makes of a setting; its error also says which setting it was."""
+    """Parses a setting with `parse`; its error also says which setting it was."""
     try:
         return parse(text)
     except UsageError as error:

@@ -127,7 +127,7 @@ class Steps:
 
     @property
     def _all(self) -> list[TakesSteps]:
-        """What takes steps: an optimizer, or a table."""
+        """The optimizers and tables: all that takes steps."""
         return [*self.optimizers, *self.tables]
 
     @property
@@ -538,7 +538,7 @@ class Steps:
             self.recorder.log(name, number)
 
     def progress(self) -> pb.Progress:
-        """What the next heartbeat brings to whoever watches the job."""
+        """The progress that the next heartbeat brings to whoever watches the job."""
         return pb.Progress(
             step=self.step,
             samples=self.data.samples,
@@ -602,7 +602,7 @@ class Steps:
             optimizer.release(SETTLE_LIMIT_S)
 
     def _settle_pushes(self) -> None:
-        """What has left is on its way to the shards: once it is there, it counts when the worker has left."""
+        """Waits until what has left is on the shards: then it counts when the worker has left."""
         until_s = time.monotonic() + SETTLE_LIMIT_S
         with suppress(PsError):
             for exchange in self.link.exchanges:

@@ -209,7 +209,7 @@ class Table:
         self._batch.reenter(void=bool(stepped) and self.number not in stepped)
 
     def renew(self) -> None:
-        """What is pushed from now on counts."""
+        """Lets what is pushed from now on count."""
         self._batch.renew()
 
     def replay(self) -> None:
@@ -219,7 +219,7 @@ class Table:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _take_step(self, push: Callable[[int], None]) -> Future[None]:
-        """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
+        """Takes a step; of a worker that was evicted meanwhile it is void, and it joins again."""
         with self._host.inside:
             if not self._host.announce() and not self._batch.void and self._opens():
                 step = self.step
@@ -248,7 +248,7 @@ class Table:
         return True
 
     def _again(self, call: Callable[[], Result]) -> Result:
-        """What follows when the answer is that this worker was evicted: any thread may wait for it."""
+        """Goes on where the answer is that this worker was evicted: any thread may wait for it."""
         with self._host.inside.turn:
             if self._exchange.in_flight.evicted:
                 self._rejoin()
@@ -317,7 +317,7 @@ class _Reply(Future[Result]):
             self._failed = error
 
     def end(self, error: PsError | None) -> None:
-        """What was asked for has come, or never will."""
+        """Sets the result: what was asked for has come, or never will."""
         failed = error or self._failed
         with Answering():
             if failed is None:

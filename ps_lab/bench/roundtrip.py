@@ -154,7 +154,7 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
 
 
 def _memory(servers: Sequence[int]) -> tuple[int | None, int | None]:
-    """What servers have had resident at their peak; what they have borrowed now."""
+    """Measures what servers have had resident at their peak, and what they have borrowed now."""
     return _total(usage.peak_rss_bytes, servers), _total(usage.borrowed_bytes, servers)
 
 

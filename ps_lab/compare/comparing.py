@@ -128,7 +128,7 @@ class _Comparing:
         )
 
     def _left(self) -> str:
-        """What the others will take, once one has ended."""
+        """Says how long the others will take, once one has ended."""
         if not self._done:
             return ""
         mean_s = (time.monotonic() - self._began_s) / self._done

@@ -94,7 +94,7 @@ class RunFolder:
             raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
     def outcome(self) -> RunOutcome | None:
-        """What came of it; None: it has not ended.
+        """Reads how the run went; None: it has not ended.
 
         Raises:
             UsageError: the file is damaged, or of another release.

@@ -374,7 +374,7 @@ def _counts(job: JobStatus) -> tuple[WorkerCounts, ...]:
 
 
 def _point(line: str) -> EvaluationPoint | None:
-    """What an evaluation script printed, if it is a look: a JSON object of numbers.
+    """Reads what an evaluation script printed, if it is a look: a JSON object of numbers.
 
     `held_s` and `unix_s` among them say how long it held pushes back, and when the weights were read.
     """

@@ -108,7 +108,7 @@ def encode(outcome: RunOutcome) -> str:
 
 
 def decode(text: str) -> RunOutcome:
-    """What such a JSON says.
+    """Reads such a JSON.
 
     Raises:
         UsageError: it is none, or of another release.

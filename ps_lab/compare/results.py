@@ -54,7 +54,7 @@ class Recording:
         return self.header.unix_s + self.numbers("ended_s")
 
     def metric(self, name: str) -> Numbers:
-        """What the script logged by that name, NaN where it did not; one element per step."""
+        """The values that the script logged by that name, NaN where it did not; one element per step."""
         if name == "loss":
             return self.numbers("loss")
         return np.array([step.metrics.get(name, np.nan) for step in self.steps], dtype=np.float64)

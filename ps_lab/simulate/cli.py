@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Learn(StrEnum):
-    """What is trained."""
+    """The kinds of model that can be trained."""
 
     NOTHING = "nothing"
     LOGISTIC = "logistic"
@@ -30,7 +30,7 @@ class Learn(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained, if anything, and how."""
+    """The training, if there is any, and how it is done."""
 
     kind: Learn
     lr: float

@@ -26,7 +26,7 @@ BYTES_PER_MEGABIT = 125_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What an experiment does not say.
+    """The settings that an experiment does not say.
 
     Attributes:
         costs: of a step.
@@ -44,7 +44,7 @@ class Defaults:
 
 
 def setup_of(run: Run, defaults: Defaults) -> Setup:
-    """What is simulated for a run."""
+    """The setup that is simulated for a run."""
     links = [
         Link(
             workers=host.workers,
@@ -105,7 +105,7 @@ def simulate(
 
 
 def run_outcome(outcome: SimulatedRun) -> RunOutcome:
-    """What came of it, as of a real run; times begin at 0."""
+    """The outcome, as that of a real run; times begin at 0."""
     last = outcome.evaluations[-1].metrics if outcome.evaluations else {}
     return RunOutcome(
         ending=Ending.FINISHED,

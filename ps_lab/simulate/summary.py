@@ -1,4 +1,4 @@
-"""What a simulation came to, in a few numbers, and as a table for people."""
+"""A simulation's result in a few numbers, and as a table for people."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ class MemberStreams:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
     def _hold(self, kind: str, message: pb.MemberRequest, job: str, member: Member) -> None:
-        """What a member says that is asked to wait between two steps."""
+        """Passes on what a member says that is asked to wait between two steps."""
         if kind == "cut_ready":
             self._scheduler.ready(job, member, message.cut_ready)
         elif kind == "cut_captured":
@@ -336,12 +336,12 @@ def _newcomer(join: pb.Join) -> str:
 
 
 def _refused_by(bug: Exception) -> pb.MemberReply:
-    """What a worker is told whose messages nobody takes any more."""
+    """The error of a worker whose messages nobody takes any more."""
     return pb.MemberReply(refused=refused_to_proto(InternalError.of(bug)))
 
 
 def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:
-    """What a worker makes: the very one that others have made, if it is the same: none is compared again."""
+    """The table that a worker makes: the very one that others have made, if it is the same."""
     spec = table_from_proto(message.table)
     same = spec.number < len(known) and known[spec.number] == spec
     return known[spec.number] if same else spec

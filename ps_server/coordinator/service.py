@@ -220,7 +220,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return runner, runner.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
-        """What of an epoch of a loader a worker hands out next."""
+        """Answers what of an epoch of a loader a worker hands out next."""
         runner, member = self._member(request.job, request.worker, request.incarnation)
         loader, shares = share_messages.check_loader(request.loader), runner.job.epochs
         shares.agreed.check(loader, member.worker, request.data)

@@ -154,7 +154,7 @@ class Exchange:
     # -- sending ---------------------------------------------------------------------------------------
 
     def set_hyperparameters(self, hyper: Hyperparameters) -> None:
-        """What the next pushes take; sent to all shards where it differs from what they take now."""
+        """Sets what the next pushes take; sent to all shards where it differs from what they take now."""
         if hyper == self._hyper:
             return
         number, data = self._hyper_number + 1, hyperparameters_to_proto(hyper).SerializeToString()
@@ -288,7 +288,7 @@ class Exchange:
             self.wait_pulled()
 
     def _send_again(self) -> None:
-        """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
+        """Sends what was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
         for frame in self.in_flight.unacked():
             self._connections[self.partitions[frame.partition].shard].send(frame)
 
@@ -353,7 +353,7 @@ class Exchange:
         return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
 
     def _tell(self, traffic: TrafficListener, ack: wire.Frame) -> None:
-        """What an ACK says of a push; of one that came twice, and by an older shard, nothing is known."""
+        """Tells what an ACK says of a push: nothing of one that came twice, or by an older shard."""
         sent = self.in_flight.sent(ack.partition)
         if sent is not None and sent.step == ack.step:
             traffic.acknowledged(

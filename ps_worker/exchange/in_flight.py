@@ -137,7 +137,7 @@ class InFlight:
             return list(self._pushes.unacked.values())
 
     def sent(self, partition: int) -> wire.Frame | None:
-        """What was noted of a partition and is not acknowledged."""
+        """The frame that was noted of a partition and is not acknowledged."""
         with self._changed:
             return self._pushes.unacked.get(partition)
 
@@ -156,7 +156,7 @@ class InFlight:
             callback(None)
 
     def again(self, shard: int) -> tuple[list[wire.Frame], Asked | None]:
-        """What a new connection to a shard sends: pushes without ACK or FREE, and what is still asked for."""
+        """Gives what a new connection sends: pushes without ACK or FREE, and what is still asked for."""
         with self._changed:
             pushes = [it for it in self._pushes.again() if self._shard_of[it.partition] == shard]
             return pushes, self._asked(shard)

@@ -268,7 +268,7 @@ class JobLink:
     # -- calls to the coordinator ----------------------------------------------------------------------
 
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
-        """What of an epoch of a loader this worker hands out next.
+        """Asks what of an epoch of a loader this worker hands out next.
 
         Raises:
             PsError: the coordinator refuses, or cannot be reached.
@@ -335,7 +335,7 @@ class JobLink:
             self.rounds.pause()
 
     def epochs(self) -> list[pb.EpochUse]:
-        """What became of the samples of the job's last epochs; see `share` for errors."""
+        """Asks what became of the samples of the job's last epochs; see `share` for errors."""
         return self.presence.calls.epochs()
 
     def _again(self, call: Callable[[], Result]) -> Result:
@@ -389,7 +389,7 @@ class JobLink:
     # -- figures ---------------------------------------------------------------------------------------
 
     def figures(self) -> list[shard_pb2.TableStatus]:
-        """What every shard says of this job's tables.
+        """Asks every shard for its figures of this job's tables.
 
         Raises:
             ServerUnreachable: a shard does not answer.

@@ -235,7 +235,7 @@ class TableMemory:
                     half.restore(at=at, nbytes=count)
 
     def _parts(self) -> Iterator[tuple[int, int]]:
-        """What is laid, cut into what is looked at in a step."""
+        """Cuts what is laid into parts that are looked at in a step."""
         whole: list[list[int]] = []  # first byte, and the one behind the last, of what lies together
         for at, count in sorted(self._laid_spans()):
             if whole and whole[-1][1] == at:

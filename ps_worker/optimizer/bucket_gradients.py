@@ -181,7 +181,7 @@ class BucketGradients:
         self._sent_there = []
 
     def forget_arrivals(self) -> None:
-        """What has arrived so far was only accumulated."""
+        """Forgets what has arrived so far: it was only accumulated."""
         self.arrived.clear()
         self._noted.clear()
 
@@ -246,7 +246,7 @@ class BucketGradients:
             self.ticket = self._exchange.memory.stagings.of(gradients[0].device).out(views, gradients)
 
     def leave(self, *, late: bool) -> None:
-        """What was copied is final; `late` where backward is over."""
+        """Makes what was copied final; `late` where backward is over."""
         self.left, self._late = True, late
         if not late:
             self.keep()
@@ -281,7 +281,7 @@ class BucketGradients:
         self._sent_arrivals = len(self.arrived)
 
     def changed_since_noted(self) -> str | None:
-        """What happened to a gradient between its hook and now, exactly, or None."""
+        """Says what happened to a gradient between its hook and now, exactly, or None."""
         if self._distinct() != len(self.arrived):
             return "a gradient accumulated over several backward passes"
         for index, (gradient, version) in self._noted.items():
@@ -293,7 +293,7 @@ class BucketGradients:
         return None
 
     def changed_since_left(self, sample: slice, turn: int) -> str | None:
-        """What happened to a gradient since the bucket left, as far as the checks see, or None.
+        """Says what happened to a gradient since the bucket left, as far as the checks see, or None.
 
         Args:
             sample: parameters whose bytes are compared, by index: one row of each.

@@ -125,7 +125,7 @@ class Sender:
             self.forget_arrivals()
 
     def forget_arrivals(self) -> None:
-        """What hooks have seen so far was only accumulated, or is given up."""
+        """Forgets what hooks have seen so far: it was only accumulated, or is given up."""
         for table in self.tables:
             table.forget_arrivals()
 
@@ -184,7 +184,7 @@ class Sender:
         self.abstain_rest()
 
     def abstain_rest(self) -> None:
-        """What has not left of this step abstains. May be called again."""
+        """Abstains with what has not left of this step. May be called again."""
         for table in self.tables:
             table.abstain()
 
@@ -233,7 +233,7 @@ class Sender:
 
 
 def loss_scale(optimizer: Any) -> tuple[float | None, bool | None]:
-    """What a `GradScaler` has set on an optimizer for the step that it calls.
+    """Reads what a `GradScaler` has set on an optimizer for the step that it calls.
 
     Returns:
         The scale, if gradients still have it, and whether it found an overflow; None each where none calls.

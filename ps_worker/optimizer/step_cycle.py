@@ -78,7 +78,7 @@ class StepCycle:
     # -- a step ----------------------------------------------------------------------------------------
 
     def begin_sending(self) -> None:
-        """What has not left of the step is about to leave, or to be abstained from."""
+        """Enters the stage in which what has not left of the step leaves, or is abstained from."""
         self._enter(Stage.SENDING)
 
     def go_on(self) -> None:

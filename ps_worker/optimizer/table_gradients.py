@@ -116,7 +116,7 @@ class TableGradients:
     # -- what step() asks ------------------------------------------------------------------------------
 
     def change(self) -> str | None:
-        """What a watched step showed to happen between hooks and now that overlap would miss, or None."""
+        """Says what changed between hooks and now in a watched step, which overlap would miss, or None."""
         for bucket in self._buckets:
             changed = bucket.changed_since_noted()
             if changed is not None:
@@ -208,7 +208,7 @@ class TableGradients:
         self._turn += 1
 
     def forget_arrivals(self) -> None:
-        """What hooks have seen so far was only accumulated."""
+        """Forgets what hooks have seen so far: it was only accumulated."""
         self._seen = None
         for bucket in self._buckets:
             if not bucket.left:

@@ -354,7 +354,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._cycle.reenter(steps)
 
     def renew(self) -> None:
-        """What is computed from now on counts; what is there of a batch that is dropped is cleared."""
+        """Lets what is computed from now on count; what is there of a batch that is dropped is cleared."""
         if self._batch.void:
             self.abandon()
             self._batch.renew()

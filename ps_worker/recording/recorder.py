@@ -28,7 +28,7 @@ BUFFER_BYTES = 1 << 18  # so many steps are not written before that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTotals:
-    """What grows over a worker's steps.
+    """Sums that grow over a worker's steps.
 
     Attributes:
         waited_s: in which training had nothing to do but wait for weights.
@@ -43,7 +43,7 @@ class StepTotals:
 
 @dataclass(slots=True)
 class _Heard:
-    """What connections have heard of one step; times of the recorder's clock."""
+    """A step as connections have heard of it; times of the recorder's clock."""
 
     gap: int | None = None
     tau: int | None = None
@@ -186,7 +186,7 @@ class StepRecorder:
                 self._give_up(error)
 
     def flush(self) -> None:
-        """What was written is in the file."""
+        """Sees to it that what was written is in the file."""
         self._flushed_s = self._now()
         if self._file is not None:
             try:

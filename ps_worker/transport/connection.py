@@ -62,7 +62,7 @@ class Peer(Protocol):
         ...
 
     def replay(self, shard: int) -> Iterable[wire.Frame]:
-        """What a new connection sends first: all that was sent and not answered, in order."""
+        """Gives what a new connection sends first: all that was sent and not answered, in order."""
         ...
 
     def fail(self, error: PsError) -> None:
@@ -305,7 +305,7 @@ class Connection:
 
 
 def _for_now(error: PsError) -> PsError:
-    """What a shard says to HELLO: it may have been started again since it gave the token out."""
+    """Lets a refusal of HELLO end this connection alone: the shard may have been started again."""
     return ConnectionLost(error.message) if isinstance(error, StrangerRefused) else error
 
 

@@ -44,7 +44,7 @@ class FrameOutbox:
             self._changed.notify()
 
     def close(self) -> None:
-        """What is queued still leaves, and nothing after it."""
+        """Queues nothing more; what is queued still leaves."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -33,7 +33,7 @@ class Agreed:
     _facts: dict[int, tuple[int, dict[str, str]]] = field(default_factory=dict)  # loader -> who, and what
 
     def check(self, loader: int, worker: int, said: Mapping[str, str]) -> None:
-        """What a worker says of the data of a loader is what was said first.
+        """Compares what a worker says of the data of a loader with what was said first.
 
         Raises:
             JobMismatch: it is not; both workers, both values and the remedy are named.
@@ -69,5 +69,5 @@ class Agreed:
 
 
 def _rank(name: str) -> int:
-    """What explains others first: data of another length has another fingerprint, too."""
+    """Ranks a fact: what explains others comes first, as a length does before a fingerprint."""
     return list(REMEDIES).index(name) if name in REMEDIES else len(REMEDIES)

@@ -433,7 +433,7 @@ class Job:
         self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s, state=state)
 
     def go_back(self, member: Member) -> ToMember:
-        """What one who is returning is told."""
+        """Makes what one who is returning is told: the job went back."""
         error = rolled_back(self.name, self.starts.first_steps.step)
         return tell(member, rolled_back=pb.RolledBack(step=error.step, why=error.message))
 

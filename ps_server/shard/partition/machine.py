@@ -325,7 +325,7 @@ class StepMachine:
             self._waiting.put(pull, None)
 
     def resume(self, now_s: float) -> list[Action]:
-        """What follows from what was loaded."""
+        """Gives what follows from what was loaded."""
         return self._settle(now_s)
 
     # -- inside --------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ class StepMachine:
         ]
 
     def _settle(self, now_s: float) -> list[Action]:
-        """What follows when clocks or members changed: pulls that can go, a step that can close."""
+        """Gives what follows where clocks or members changed: pulls that can go, a step that can close."""
         actions = self._answer(now_s)
         if self.gate.aggregates and self._complete():
             actions.append(Complete(step=self.version, workers=frozenset(self._staged)))

@@ -47,7 +47,7 @@ class MachineState:
     late: tuple[int, ...] = ()
 
     def saved(self) -> MachineState:
-        """What a snapshot keeps of it."""
+        """The part of it that a snapshot keeps."""
         members = {
             worker: MachineMember(incarnation=it.incarnation, clock=it.clock)
             for worker, it in self.members.items()

@@ -34,7 +34,7 @@ _cork = _Cork()
 
 @contextmanager
 def corked() -> Iterator[None]:
-    """What this thread sends inside leaves when it ends."""
+    """Holds what this thread sends inside until the end."""
     if _cork.waiting is not None:
         yield
         return
@@ -111,7 +111,7 @@ class MessageOutbox:
         return self._bytes
 
     def wake(self) -> None:
-        """What was sent corked leaves now."""
+        """Lets what was sent corked leave now."""
         with self._changed:
             self._wake()
 

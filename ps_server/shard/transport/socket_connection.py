@@ -135,7 +135,7 @@ class SocketConnection:
             self._on_closed(self)
 
     def _send_rest(self) -> None:
-        """What is queued leaves, and the peer gets time to read it."""
+        """Sends what is queued, and gives the peer time to read it."""
         self._outbox.close()
         until_s = time.monotonic() + CLOSE_LIMIT_S
         if self._writer.ident is not None:
