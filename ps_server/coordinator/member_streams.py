@@ -27,6 +27,7 @@ from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import (
+    ConfigurationRefused,
     FrameMalformed,
     InternalError,
     JobFull,
@@ -35,6 +36,7 @@ from ps_wire.errors import (
     PsError,
     ServerNotReady,
     StrangerRefused,
+    UsageError,
     WorkerNumberTaken,
 )
 from ps_wire.frames.frame import check_protocol
@@ -136,12 +138,16 @@ class MemberStreams:
         raise FrameMalformed("a member's stream starts with a join")
 
     async def _join(self, join: pb.Join) -> tuple[JobRunner, Member, Mailbox, Stream]:
-        check_protocol(join.protocol)
         gatekeeper.check_job(join.job.name)
+        try:
+            check_protocol(join.protocol)
+            wanted = check_spec(join.job)
+            lease_s = check_lease(join.lease_s)
+        except (ConfigurationRefused, UsageError) as error:
+            self._say_refused(join, error)
+            raise
         self._fleet.check_ready()
-        self._check_recovered(join.job.name)
-        wanted = check_spec(join.job)
-        lease_s = check_lease(join.lease_s)
+        self._check_recovered(wanted.name)
         worker = join.worker if join.HasField("worker") else None
         while True:
             runner = self._runner_of(wanted)
@@ -157,10 +163,10 @@ class MemberStreams:
                 break
             except (WorkerNumberTaken, JobFull) as error:
                 if not await self._gives_way(runner, worker):
-                    runner.do(runner.job.refuse(_newcomer(join), error))
+                    self._say_refused(join, error)
                     raise
             except JobMismatch as error:
-                runner.do(runner.job.refuse(_newcomer(join), error))
+                self._say_refused(join, error)
                 raise
         if not member.reader:
             self._scheduler.joins(runner.job.name)
@@ -169,6 +175,11 @@ class MemberStreams:
         runner.events.record(event, member, epoch=runner.job.phase.membership_epoch)
         self._leases.look()
         return runner, member, mailbox, mailbox.attach()
+
+    def _say_refused(self, join: pb.Join, error: PsError) -> None:
+        """Tells those who wait for the start that a worker with a token of their job was refused."""
+        if (runner := self._runners.get(join.job.name)) is not None:
+            runner.do(runner.job.refuse(_newcomer(join), error))
 
     async def _gives_way(self, runner: JobRunner, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
@@ -255,6 +266,7 @@ class MemberStreams:
         except PsError as error:
             peer = f"job {runner.job.name} worker {member.worker}"
             self._fleet.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
+            runner.do(runner.job.refuse_member(member, error))
             mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
         except grpc.aio.AioRpcError as error:
             logger.debug("job %s worker %d: stream broke: %s", runner.job.name, member.worker, error)

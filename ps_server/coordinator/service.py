@@ -224,6 +224,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         runner, member = self._member(request.job, request.worker, request.incarnation)
         loader, shares = share_messages.check_loader(request.loader), runner.job.epochs
         shares.agreed.check(loader, member.worker, request.data)
+        if differs := shares.agreed.compare(loader, member.worker, request.sums):
+            runner.do(runner.job.tell_here(differs))
         if request.begins and shares.trains(loader) and not runner.job.loops.begin(request.epoch):
             return pb.ShareReply()  # the job was stopped
         piece = shares.once(

@@ -13,7 +13,7 @@ from ps_wire.errors import RolledBack, UsageError
 from ps_wire.process.ranks import ALONE, Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.epochs import EpochPiece
-from ps_worker.data.data_facts import facts_of
+from ps_worker.data.data_facts import facts_of, sums_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
 from ps_worker.data.loader import Loader
 from ps_worker.data.position import Position, Positions
@@ -103,6 +103,7 @@ class ScriptData:
             samples=len(dataset) if isinstance(dataset, Sized) else 0,
             whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
+            sums=sums_of(dataset),
         )
         if self._num_loaders < len(self._taken):
             dealer.take_up(self._taken[self._num_loaders])
