@@ -162,11 +162,11 @@ def _place(
     value: Callable[[str, str], str],
     given: Mapping[str, str],
     worker: int | None,
-) -> ranks.Place:
+) -> ranks.RankPlace:
     """Which rank of which worker this process is; readers are in no group."""
     size = _whole("group_size", value("group_size", "1"), least=1)
     if size == 1 or value("role", ROLES[0]) != ROLES[0]:
-        return ranks.Place(ranks=ranks.ALONE, worker=worker)
+        return ranks.RankPlace(ranks=ranks.ALONE, worker=worker)
     rank = _whole("group_rank", given["group_rank"], least=0) if "group_rank" in given else None
     return ranks.find(source, size, worker, rank)
 
@@ -245,7 +245,7 @@ def _check_one_process(world_size: str) -> None:
 
 
 def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
-    """What `parse` makes of a setting; its error also says which setting it was."""
+    """Parses a setting with `parse`; its error also says which setting it was."""
     try:
         return parse(text)
     except UsageError as error:

@@ -26,7 +26,7 @@ from ps_lab.cluster.child import Child
 from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
 from ps_lab.cluster.interrupts import Signalled
 from ps_lab.cluster.team import Team
-from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
+from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts
 from ps_lab.compare.progress import Progress, RecordsProgress, Seen, ServersProgress, of_job
 from ps_lab.errors import Interrupted, process_failed
 from ps_lab.experiments.experiment import BASELINES, DDP, Evaluation, Experiment
@@ -112,7 +112,7 @@ class LocalRunner:
     ) -> None:
         self._stop()
 
-    def run(self, run: Run, *, records: Path, log: Path) -> Outcome:
+    def run(self, run: Run, *, records: Path, log: Path) -> RunOutcome:
         """Runs one run to its end; one that a process of it has failed is an outcome, too.
 
         Args:
@@ -134,7 +134,7 @@ class LocalRunner:
                 raise
             except PsError as error:
                 self._stop()  # a server ended, or did not start: the next run has others
-                return Outcome(
+                return RunOutcome(
                     ending=Ending.FAILED,
                     reason=f"{error.message}; {log} has its output",
                     started_unix_s=began_s,
@@ -209,7 +209,7 @@ class _Running:
         self._asked_s: float | None = None  # when its workers were asked to leave
         self._reason = ""
 
-    def to_its_end(self, began_s: float, on_progress: Callable[[str], None]) -> Outcome:
+    def to_its_end(self, began_s: float, on_progress: Callable[[str], None]) -> RunOutcome:
         """Starts it, and returns what came of it.
 
         Raises:
@@ -232,7 +232,7 @@ class _Running:
                 yield
         self._forget()
 
-    def _ran(self, began_s: float, on_progress: Callable[[str], None]) -> Outcome:
+    def _ran(self, began_s: float, on_progress: Callable[[str], None]) -> RunOutcome:
         busy_s = _busy_s()
         served_s = {server: server.used_s() for server in self._cluster.servers}
         team = Team(self._cluster, replace(self._job, environment={**self._job.environment, **self._places}))
@@ -255,7 +255,7 @@ class _Running:
         beside = () if self._evaluator is None else (self._evaluator,)
         cpu_s = _used_s((*team.ended, *beside), served_s)
         others_s = None if busy_s is None else (_busy_s() or busy_s) - busy_s - sum(cpu_s.values())
-        return Outcome(
+        return RunOutcome(
             ending=Ending.FAILED if self._reason else Ending.FINISHED,
             reason=self._reason,
             started_unix_s=began_s,
@@ -416,7 +416,7 @@ def _counts(job: JobStatus) -> tuple[WorkerCounts, ...]:
 
 
 def _point(line: str) -> EvaluationPoint | None:
-    """What an evaluation script printed, if it is a look: a JSON object of numbers.
+    """Reads what an evaluation script printed, if it is a look: a JSON object of numbers.
 
     `held_s` and `unix_s` among them say how long it held pushes back, and when the weights were read.
     """

@@ -216,7 +216,7 @@ class RunFigures:
 
     @property
     def judged_by(self) -> str:
-        """What quality is read from: evaluations, else the script's log."""
+        """The source of quality: evaluations, else the script's log."""
         if self.evaluated:
             return "held-out evaluation"
         if self.smoothed.values.size:
@@ -311,7 +311,7 @@ class RunFigures:
         return sum(point.held_s for point in points)
 
     def recoveries(self) -> tuple[Recovery, ...]:
-        """What each fault did."""
+        """Computes what each fault did."""
         faults = () if self.data.outcome is None else self.data.outcome.faults
         return tuple(self._recovery(fault) for fault in faults if self.recorded)
 

@@ -207,7 +207,7 @@ class Experiment:
 
     @property
     def reference(self) -> str:
-        """What the others are compared with: bsp, else a baseline, else the first model."""
+        """The party that the others are compared with: bsp, else a baseline, else the first model."""
         return "bsp" if "bsp" in self.models else self.parties[0]
 
     def to_json(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ps_worker.process import console, stopping
 from ps_worker.process.straggling import Straggling
 from ps_worker.recording.columns import RecordHeader
 from ps_worker.recording.metric import name_of, number_of
-from ps_worker.recording.recorder import Recorder, Totals
+from ps_worker.recording.recorder import StepRecorder, StepTotals
 from ps_worker.settings import Settings
 
 NAME = "ddp"
@@ -74,10 +74,10 @@ class DdpWorker:
         self._shown: Shown | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._clip: Callable[[], None] = _not_clipped
-        self._before = Totals()  # of the steps before
+        self._before = StepTotals()  # of the steps before
         self._finished = self._left = False
         self._data = EvenData(self.rank, self.num_workers, self._begin_batch)
-        self._recorder = None if settings.record is None else Recorder(settings.record, warn=self._say)
+        self._recorder = None if settings.record is None else StepRecorder(settings.record, warn=self._say)
         self._straggling = None
         if settings.stragglers.parts:
             self._straggling = Straggling(settings.stragglers, flush=self._flush)
@@ -290,11 +290,11 @@ class DdpWorker:
             self._shown.after_step(self.step)
         stopping.step_ended()
 
-    def _totals(self) -> Totals:
+    def _totals(self) -> StepTotals:
         if self._replica is None:
-            return Totals()
+            return StepTotals()
         count = self._replica.num_bytes
-        return Totals(waited_s=self._replica.waited_s, bytes_up=count, bytes_down=count)
+        return StepTotals(waited_s=self._replica.waited_s, bytes_up=count, bytes_down=count)
 
     # -- inside ----------------------------------------------------------------------------------------
 
