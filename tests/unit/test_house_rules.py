@@ -66,7 +66,8 @@ def test_a_docstring_says_what_is_done_or_given():
         for folder in ("ps_wire", "ps_server", "ps_worker", "ps_lab")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if path.parent.name != "v1"  # generated
+        and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (ast.get_docstring(node) or "").startswith("What ")
     ]
     assert not found

@@ -64,7 +64,7 @@ class Agreed:
                 )
 
     def compare(self, loader: int, worker: int, sums: Sequence[float]) -> str:
-        """What all workers are told, once a loader, where its data seems to be another one on a worker.
+        """Says for all workers, once a loader, where its data seems to be another one on a worker.
 
         It is no error: whoever draws its own random data, or computes it in another way, may mean it.
 

@@ -170,7 +170,7 @@ class Job:
         return [*refused_newcomer(self.roster.present(), who, error)]
 
     def refuse_member(self, member: Member, error: PsError) -> list[Action]:
-        """What a member said was refused, and its stream ends: the others are told who it is, and why."""
+        """Tells the others who it is whose message was refused, and why; its stream ends."""
         return [*notices(self.roster.present(), member, f"{type(error).__name__}: {error.message}", REFUSED)]
 
     def join(
