@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from ps_wire.errors import CutAborted, JobUnknown, TableMismatch, UsageError
-from ps_worker.group.ddp.shown import Answer, Asking
+from ps_worker.group.ddp.shown import Asking, WeightsThere
 from ps_worker.readers.reader import READ_LIMIT_S, Cut
 from ps_worker.settings import Settings
 
@@ -84,7 +84,7 @@ class DdpReader:
         self.leave()
 
 
-def _load(found: Answer, model: torch.nn.Module) -> None:
+def _load(found: WeightsThere, model: torch.nn.Module) -> None:
     mine = model.state_dict()
     for name, tensor in mine.items():
         if name not in found.tensors or found.tensors[name].shape != tensor.shape:

@@ -36,7 +36,7 @@ class _Computes(nn.Module):
         self.own = model.forward
 
     def forward(self, *values: Any, **named: Any) -> Any:
-        """What the model computes."""
+        """The output of the model's own forward."""
         return self.own(*values, **named)
 
 

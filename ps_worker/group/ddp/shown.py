@@ -23,7 +23,7 @@ WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WeightsThere:
     """Weights as they were shown.
 
     Attributes:
@@ -91,7 +91,7 @@ class Asking:
         half.write_text(str(self._question), encoding="ascii")
         half.replace(self._folder / ASK)
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> WeightsThere | None:
         """To what was asked last, or the final weights; None: not yet."""
         with safe_open(self._folder / WEIGHTS, framework="pt") as file:
             facts = file.metadata()
@@ -99,4 +99,4 @@ class Asking:
             if question != self._question and not ended:
                 return None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        return Answer(question=question, version=int(facts["version"]), ended=ended, tensors=tensors)
+        return WeightsThere(question=question, version=int(facts["version"]), ended=ended, tensors=tensors)
