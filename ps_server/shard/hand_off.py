@@ -216,7 +216,7 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
         more=facts["more"],
         tensors=passed_on,
     )
-    shard.generation = facts["generation"]
+    shard.become(facts["generation"])
     return inherited
 
 
@@ -287,7 +287,8 @@ def _load_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torc
         index: _going_on(index, cell, spec.number, facts, tensors) for index, cell in state.cells.items()
     }
     table.load(replace(state, cells=cells, epoch=facts["epoch"]), going_on=True)
-    table.started = facts["started"]
+    if facts["started"]:
+        table.start()
 
 
 def _going_on(

@@ -74,6 +74,14 @@ class ShardJob:
     def __post_init__(self) -> None:
         self.gate = gate_of(self.consistency)
 
+    def reserve(self, nbytes: int) -> None:
+        """A table of it takes so much memory."""
+        self.memory_bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """A table that took so much is not there, or not any more."""
+        self.memory_bytes -= nbytes
+
     def copy(self) -> ShardJob:
         """Of this moment, with the same tables and connections: for who reads it without the lock."""
         return replace(

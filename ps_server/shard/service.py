@@ -23,7 +23,7 @@ class ShardService(rpc.ShardServicer):
     """The gRPC methods of a shard: each decodes, calls and encodes.
 
     Attributes:
-        ready: whether this shard serves.
+        ready: whether this shard serves; see `serve`.
         carriers: that it offers for data, best first.
     """
 
@@ -31,6 +31,10 @@ class ShardService(rpc.ShardServicer):
         self.ready = False
         self.carriers = tuple(carriers)
         self._shard = shard
+
+    def serve(self, ready: bool) -> None:
+        """From now on this shard serves, or does not."""
+        self.ready = ready
 
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext

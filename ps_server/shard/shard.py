@@ -27,6 +27,7 @@ from ps_server.shard.jobs import ShardJobs
 from ps_server.shard.members import ShardMembers
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
+from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.state.snapshots import ShardSnapshots
 from ps_server.shard.table.table import ShardTable
 from ps_server.shard.table.table_state import TableState
@@ -39,6 +40,7 @@ from ps_wire.errors import (
     StrangerRefused,
 )
 from ps_wire.frames.carrier import Outlet
+from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.spec import consistency
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
@@ -77,6 +79,7 @@ class Shard:
         memory_limit_bytes: int | None,
         submit: Callable[[Callable[[], None]], None] | None = None,
         device: torch.device = HOST,
+        store: SnapshotStore | None = None,
     ) -> None:
         """Has no table yet.
 
@@ -86,6 +89,7 @@ class Shard:
             memory_limit_bytes: for the tables of all jobs; None for no limit.
             submit: has complete steps closed on other threads; None: on the thread that completes one.
             device: on which optimizers run.
+            store: of snapshots; None: it takes and reads none.
         """
         self._submit = submit
         self._make_optimizer = optimizer_on(device)
@@ -97,8 +101,10 @@ class Shard:
         self.complaints = Complaints()
         self.generation = 0
         self.reports = ReportOutlet()
-        self.snapshots = ShardSnapshots(index, num_shards, self.table)
+        self.snapshots = ShardSnapshots(index, num_shards, self.table, store)
         self.open_part: OpenPart = _no_snapshots
+        if store is not None:
+            self.open_part = SnapshotReader(store, shard=index, num_shards=num_shards).open
         self._secret = secrets.token_bytes(32)
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
@@ -121,7 +127,7 @@ class Shard:
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
             if before is not None:
                 assert not before.started, (job, spec.number)
-                entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry)
+                entry.release(self._needed_bytes(before.spec, before.plan, entry))
                 del entry.tables[spec.number]
             need = self._needed_bytes(spec, plan, entry)
             held = {other.name: other.memory_bytes for other in self._jobs.by_name.values()}
@@ -129,7 +135,7 @@ class Shard:
             fits = limit is None or sum(held.values()) + need <= limit
             if fits:
                 check_partitions(spec, plan, self.index)
-                entry.memory_bytes += need
+                entry.reserve(need)
             members = dict(entry.members)
         if not fits:
             raise self._too_large(spec, entry, need, held)
@@ -150,7 +156,7 @@ class Shard:
                 table.join(worker, incarnation, clocks.get(spec.number, 0))
         except Exception as error:
             with self._jobs.lock:
-                entry.memory_bytes -= need
+                entry.release(need)
             if not _is_out_of_memory(error):
                 raise
             raise MemoryLimitExceeded(
@@ -164,7 +170,7 @@ class Shard:
 
     def start_table(self, job: str, number: int) -> None:
         """Members may push and pull; the weights are no longer loaded."""
-        self.table(job, number).started = True
+        self.table(job, number).start()
 
     def put(self, job: ShardJob) -> None:
         """A job that was elsewhere before, or at another time."""
@@ -182,7 +188,11 @@ class Shard:
         """From now on the shard is of this generation; if it was of another one, what it holds is void."""
         if generation != self.generation:
             self.void()
-            self.generation = generation
+            self.become(generation)
+
+    def become(self, generation: int) -> None:
+        """It is of this generation from now on, with what it holds."""
+        self.generation = generation
 
     def void(self) -> None:
         """The service goes on without what this shard holds."""

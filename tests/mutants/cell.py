@@ -414,7 +414,7 @@ MUTANTS = (
     Mutant(
         name="ballots: scales that were decided are not handed on",
         file=BALLOTS,
-        text="            scale.decided = decided\n",
+        text="            scale.remember(decided)\n",
         fault="",
         tests=("tests/unit/ps_server/coordinator/test_hand_off.py",),
     ),

@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         name="memory that the system did not give stays counted",
         file="ps_server/shard/shard.py",
-        text="                entry.memory_bytes -= need\n",
+        text="                entry.release(need)\n",
         fault="                pass\n",
         tests=("tests/unit/ps_server/shard/test_shard.py",),
     ),

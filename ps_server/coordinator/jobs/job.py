@@ -200,7 +200,7 @@ class Job:
         phase = self.phase
         if phase.broken is not None and self.roster.present():  # those who are here were told to go
             raise phase.broken
-        phase.broken = None
+        phase.take_in()
         ended = phase.state is JobState.ENDED
         late = self.starts.tables.begun and not ended  # who is not, begins with the others
         if late and phase.has_state and not phase.restored:
@@ -242,7 +242,7 @@ class Job:
         """The last state outside tables is here: the job has ended, unless somebody has come to train on."""
         if not any(member is asked for asked in self._uploaders):
             raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
-        self.phase.has_final_state = True
+        self.phase.keep_final_state()
         return self._check_end()
 
     def finish(self, member: Member) -> list[Action]:
@@ -280,16 +280,16 @@ class Job:
             # it has said how far it came; all of it counts with its removal, which is before its eviction
             self.epochs.gone(member.worker, member.incarnation, member.steps)
         member.become(MemberState.LOST)
-        self.phase.membership_epoch += 1
+        epoch = self.phase.change_members()
         error = evicted(self.name, member.worker, member.incarnation)
-        return [*told, eviction(self.name, member, self.phase.membership_epoch), refusal(member, error)]
+        return [*told, eviction(self.name, member, epoch), refusal(member, error)]
 
     def give_up(self, unheard: Sequence[Member]) -> list[Action]:
         """Those who trained at the cut of a snapshot have not come back, and no shard knows them."""
         for member in unheard:
             member.become(MemberState.LOST)
         self.epochs.never_came(member.worker for member in unheard)
-        self.phase.membership_epoch += 1
+        self.phase.change_members()
         whom = named([member.holder for member in unheard])
         notice = pb.Notice(text=f"not back since servers were started again: {whom}; we go on")
         return [*(tell(member, notice=notice) for member in self.roster.heard()), *self._check_end()]
@@ -300,7 +300,7 @@ class Job:
 
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""
-        self.phase.broken = self.phase.broken or error
+        self.phase.send_away(error)
         return [refusal(member, error) for member in self.roster.present()]
 
     def dismiss(self, error: PsError) -> list[Action]:
@@ -370,7 +370,7 @@ class Job:
         if member.incarnation != order.incarnation or member.state is not MemberState.JOINING:
             return []
         member.become(MemberState.JOINED)
-        self.phase.membership_epoch += 1
+        self.phase.change_members()
         joined = pb.Joined(
             worker=member.worker,
             incarnation=member.incarnation,
@@ -384,14 +384,14 @@ class Job:
     def _removed(self, worker: int, incarnation: int, clocks: Mapping[int, int]) -> list[Action]:
         """All shards have taken a worker out of the gates; `clocks` are the newest by table."""
         self.starts.first_steps.saw(clocks)
-        self.phase.membership_epoch += 1
+        self.phase.change_members()
         member = self.roster.members[worker]
         if member.incarnation != incarnation:
             return []
         actions: list[Action] = []
         if member.state is MemberState.FINISHING:
             member.become(MemberState.FINISHED)
-            self.phase.any_finished = True
+            self.phase.see_finished()
             self.epochs.finished(worker, incarnation, member.steps)
         elif member.state is MemberState.LEAVING:
             member.become(MemberState.LEFT)
@@ -411,15 +411,14 @@ class Job:
             saved: the snapshot.
             floor: incarnations up to this one are over.
         """
-        self.phase.roll_back(ended=saved.ended)
-        self.phase.has_final_state = saved.ended and "final" in saved.states
+        self.phase.roll_back(ended=saved.ended, has_final_state=saved.ended and "final" in saved.states)
         self._uploaders.clear()
         self.starts.restore(saved)
         self.epochs.restore(saved.shares)
         self.collectives.roll_back()
         self._forget_loops()
         known = bool(self.roster.members)
-        self.roster.floor = floor
+        self.roster.end_incarnations(floor)
         actions: list[Action] = []
         for member in self.roster.present():
             if member.state is MemberState.JOINING or member.reader:
@@ -429,8 +428,7 @@ class Job:
                 if member.worker in saved.workers and not member.reader and not saved.ended:
                     self._await(member.worker, member.lease_s)  # it does not know yet as whom it had joined
             else:
-                member.become(MemberState.RETURNING)
-                member.num_tables = 0
+                member.send_back()
                 actions.append(self.go_back(member))
         for worker in sorted(saved.workers) if not known and not saved.ended else ():
             self._await(worker, saved.workers[worker])

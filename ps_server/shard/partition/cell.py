@@ -147,7 +147,7 @@ class Cell:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
             self.values.set_weights(values)
-            self.meters.bytes_in += values.nbytes
+            self.meters.received(values.nbytes)
             self.loaded = True
 
     def double(self, halves: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -179,7 +179,7 @@ class Cell:
             else:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
-                self.meters.bytes_in += gradient.values.nbytes
+                self.meters.received(gradient.values.nbytes)
                 if gradient.borrowed and self.machine.holds(contribution):
                     self.loans.note(contribution)
             self.outlets[contribution.worker] = outlet
@@ -446,10 +446,8 @@ class Cell:
             totals.add_clocks(machine.clocks)
             totals.tau.update(machine.tau)
             totals.meters.add(self.meters)
-            totals.mixed_steps += machine.mixed_steps
-            totals.hyper_mismatches = max(totals.hyper_mismatches, self.hyper_mismatches)
-            totals.weight_bytes += self.values.now.nbytes
-            totals.optimizer_bytes += self.values.optimizer_bytes()
+            totals.add_steps(mixed=machine.mixed_steps, mismatches=self.hyper_mismatches)
+            totals.add_bytes(weights=self.values.now.nbytes, optimizer=self.values.optimizer_bytes())
 
     def newest_clock(self) -> int:
         """The largest clock of a member; 0 where there is none."""
@@ -550,7 +548,7 @@ class Cell:
         machine = self.machine
         copies = self.values.doubled and not ended
         payload = bytes_of(self.values.now.clone()) if copies else self.values.payload
-        self.meters.bytes_out += len(payload)
+        self.meters.sent(len(payload))
         message = self.replies.pulled(step, machine.version, machine.clocks, payload, copied=copies)
         self.values.sent(message)
         return message

@@ -111,7 +111,7 @@ Action: TypeAlias = Apply | Ack | Answer | Complete
 
 @dataclass(slots=True)
 class Ledger:
-    """The counts of one worker's pushes and pulls here, over all its incarnations."""
+    """The counts of one worker's pushes and pulls here, over all its incarnations. A plain record."""
 
     received: int = 0
     applied: int = 0

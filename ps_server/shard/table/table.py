@@ -167,6 +167,10 @@ class ShardTable:
 
     # -- frames ----------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Members may push and pull; weights are no longer loaded."""
+        self.started = True
+
     def receive(self, frame: wire.Frame, outlet: Outlet, *, member: bool) -> None:
         """Takes a frame of an authenticated worker.
 

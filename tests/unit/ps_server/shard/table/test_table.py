@@ -47,7 +47,7 @@ class Table:
             self.table.join(worker, 1, 0)
         if start:
             self.send(Kind.LOAD, payload=bytes(BYTES))
-            self.table.started = True
+            self.table.start()
             self.outlets[0].clear()
 
     def send(self, kind, worker=0, *, member=True, incarnation=1, **fields):
@@ -146,7 +146,7 @@ def test_weights_that_nobody_loaded_are_not_sent():
     it = Table(start=False)
     with pytest.raises(JobUnknown, match="no weights yet"):
         it.send(Kind.PULL, flags=wire.READ, meta=listed(0))
-    it.table.started = True
+    it.table.start()
     with pytest.raises(JobUnknown, match="no weights yet"):
         it.send(Kind.PULL, meta=listed(0))
 
@@ -331,7 +331,7 @@ def test_figures_add_up_over_partitions():
     it = Table(spec=spec, start=False)
     for cell in range(3):
         it.send(Kind.LOAD, partition=cell, payload=bytes(BYTES))
-    it.table.started = True
+    it.table.start()
     for worker, lists in ((0, (0, 1)), (1, (2,))):
         it.send(Kind.ABSTAIN, worker, meta=listed(*lists))
         for partition in {0, 1, 2} - set(lists):
