@@ -264,7 +264,7 @@ class RunFigures:
     def time_split(self, worker: int | None = None) -> dict[str, float]:
         """Seconds of each of `PARTS`, of one worker or of all."""
         mine = [one for one in self.recorded if worker is None or one.header.worker == worker]
-        parts = {part: float(sum(one.numbers(f"{part}_s").sum() for one in mine)) for part in PARTS[:-1]}
+        parts = {part: float(sum(np.nansum(one.numbers(f"{part}_s")) for one in mine)) for part in PARTS[:-1]}
         whole = float(sum((one.ended_unix_s - one.started_unix_s).sum() for one in mine))
         return {**parts, "other": max(0.0, whole - sum(parts.values()))}
 
