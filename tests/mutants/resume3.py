@@ -97,4 +97,18 @@ MUTANTS = (
         fault="",
         tests=(DECIDED,),
     ),
+    Mutant(
+        name="resume3: a successor lets the first process of a shard in, though its holder is about to come",
+        file="ps_server/coordinator/fleet/fleet.py",
+        text="        self._awaited = {shard: asyncio.Event() for shard in self.registry.known}\n",
+        fault="",
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
+    ),
+    Mutant(
+        name="resume3: a successor waits again and again for a holder that is gone",
+        file="ps_server/coordinator/fleet/fleet.py",
+        text="        self._awaited.pop(shard, None)\n        return awaited.is_set()\n",
+        fault="        return True\n",
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
+    ),
 )
