@@ -49,7 +49,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 MAX_METRICS = 64
-MAX_HOST, MAX_REASON = 255, 500  # characters
+MAX_HOST, MAX_MEMBER_TEXT = 255, 500  # characters
 JOIN_LIMIT_S = 10.0
 
 
@@ -301,7 +301,7 @@ class MemberStreams:
             case "leave":
                 runner.progress[member.worker] = _bounded(message.leave.progress)
                 member.steps = message.leave.progress.step
-                reason = one_line(message.leave.reason, MAX_REASON)
+                reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 runner.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 runner.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
@@ -310,7 +310,7 @@ class MemberStreams:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
     def _hold(self, kind: str, message: pb.MemberRequest, job: str, member: Member) -> None:
-        """What a member says that is asked to wait between two steps."""
+        """Passes on what a member says that is asked to wait between two steps."""
         if kind == "cut_ready":
             self._scheduler.ready(job, member, message.cut_ready)
         elif kind == "cut_captured":
@@ -348,12 +348,12 @@ def _newcomer(join: pb.Join) -> str:
 
 
 def _refused_by(bug: Exception) -> pb.MemberReply:
-    """What a worker is told whose messages nobody takes any more."""
+    """The error of a worker whose messages nobody takes any more."""
     return pb.MemberReply(refused=refused_to_proto(InternalError.of(bug)))
 
 
 def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:
-    """What a worker makes: the very one that others have made, if it is the same: none is compared again."""
+    """The table that a worker makes: the very one that others have made, if it is the same."""
     spec = table_from_proto(message.table)
     same = spec.number < len(known) and known[spec.number] == spec
     return known[spec.number] if same else spec
@@ -371,6 +371,6 @@ def _bounded(progress: pb.Progress) -> pb.Progress:
         del progress.metrics[name]
     for table in sorted(progress.taken)[MAX_TABLES:]:
         del progress.taken[table]
-    progress.waits = one_line(progress.waits, MAX_REASON)
-    progress.passed_over = one_line(progress.passed_over, MAX_REASON)
+    progress.waits = one_line(progress.waits, MAX_MEMBER_TEXT)
+    progress.passed_over = one_line(progress.passed_over, MAX_MEMBER_TEXT)
     return progress

@@ -182,7 +182,7 @@ class EpochDealer:
         self._of_samples += samples
 
     def take_step(self, step: int) -> None:
-        """What was handed out goes into the first `step` steps; the last of them has not left yet."""
+        """Counts what was handed out as of the first `step` steps; the last of them has not left yet."""
         self._step = step
         if self.void or (self._used.step >= step and self._used.batches == self._batches):
             return

@@ -123,14 +123,14 @@ class ScriptData:
         return made
 
     def _sizes(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """What all workers have to say alike where they get equally many batches."""
+        """The sizes that all workers have to have alike where they get equally many batches."""
         group = {"group_size": str(self._ranks.size)} if self._ranks.together else {}
         if not self._even:
             return group
         return group | {name: str(given[name]) for name in ("batch_size", "drop_last")}
 
     def take_step(self, step: int) -> None:
-        """What loaders have handed out goes into the first `step` steps of this worker."""
+        """Counts what loaders have handed out as of the first `step` steps of this worker."""
         for dealer in self._dealers:
             dealer.take_step(step)
 
@@ -185,7 +185,7 @@ class ScriptData:
             )
 
     def drop_batch(self) -> None:
-        """What loaders have handed out is part of no step of this incarnation."""
+        """Drops what loaders have handed out: it is part of no step of this incarnation."""
         for counts in self._unweighed:
             counts.clear()
 

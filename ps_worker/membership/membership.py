@@ -197,13 +197,13 @@ class Membership:
     # -- state outside tables --------------------------------------------------------------------------
 
     def put_live(self, blob: bytes, step: int) -> None:
-        """What a reader has asked for: the state outside tables, as it is at this step."""
+        """Hands in what a reader has asked for: the state outside tables, as it is at this step."""
         self.live_wanted = False
         self.calls.put_state("live", blob)
         self._send(uploaded=pb.Uploaded(live=True, step=step))
 
     def put_position(self, blob: bytes, step: int) -> None:
-        """What one who joins has asked for."""
+        """Hands in the position that one who joins has asked for."""
         self.position_wanted = False
         self.calls.put_state("position", blob)
         self._send(uploaded=pb.Uploaded(live=True, begins=True, step=step))
@@ -213,7 +213,7 @@ class Membership:
         self.calls.put_once(f"note/{self.joined.worker}", blob)
 
     def put_cut(self, number: int, blob: bytes) -> None:
-        """What a snapshot has of this worker beside its tables."""
+        """Hands in what a snapshot has of this worker beside its tables."""
         try:
             self.calls.put_once(f"cut/{self.joined.worker}", blob)
         except PsError as error:  # a snapshot's trouble: this worker trains on

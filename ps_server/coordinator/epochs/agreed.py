@@ -41,7 +41,7 @@ class Agreed:
     _warned: set[int] = field(default_factory=set)  # loaders of which somebody was told that sums differ
 
     def check(self, loader: int, worker: int, said: Mapping[str, str]) -> None:
-        """What a worker says of the data of a loader is what was said first.
+        """Compares what a worker says of the data of a loader with what was said first.
 
         Raises:
             JobMismatch: it is not; both workers, both values and the remedy are named.
@@ -64,7 +64,7 @@ class Agreed:
                 )
 
     def compare(self, loader: int, worker: int, sums: Sequence[float]) -> str:
-        """What all workers are told, once a loader, where its data seems to be another one on a worker.
+        """Says for all workers, once a loader, where its data seems to be another one on a worker.
 
         It is no error: whoever draws its own random data, or computes it in another way, may mean it.
 
@@ -111,5 +111,5 @@ def _alike(one: float, other: float) -> bool:
 
 
 def _rank(name: str) -> int:
-    """What explains others first: data of another length has another fingerprint, too."""
+    """Ranks a fact: what explains others comes first, as a length does before a fingerprint."""
     return list(REMEDIES).index(name) if name in REMEDIES else len(REMEDIES)

@@ -353,7 +353,7 @@ class Fleet:
                 self._ballots.dropped(order.drop_job.job)
 
     def dump(self) -> dict[str, Any]:
-        """What a successor needs beside its jobs, for JSON: who the shards are, and what was decided."""
+        """The state that a successor needs beside its jobs, for JSON: shards, and what was decided."""
         return {"standings": self.registry.dump(), **self._ballots.dump()}
 
     def load(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:

@@ -33,7 +33,7 @@ from ps_server.coordinator.jobs.actions import (
     removal,
     tell,
 )
-from ps_server.coordinator.jobs.collectives import ABSENT, Collectives, Outcome
+from ps_server.coordinator.jobs.collectives import ABSENT, CallOutcome, Collectives
 from ps_server.coordinator.jobs.loops import Loops
 from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.phase import JobState, Phase
@@ -170,7 +170,7 @@ class Job:
         return [*refused_newcomer(self.roster.present(), who, error)]
 
     def refuse_member(self, member: Member, error: PsError) -> list[Action]:
-        """What a member said was refused, and its stream ends: the others are told who it is, and why."""
+        """Tells the others who it is whose message was refused, and why; its stream ends."""
         return [*notices(self.roster.present(), member, f"{type(error).__name__}: {error.message}", REFUSED)]
 
     def join(
@@ -442,7 +442,7 @@ class Job:
         self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s, state=state)
 
     def go_back(self, member: Member) -> ToMember:
-        """What one who is returning is told."""
+        """Makes what one who is returning is told: the job went back."""
         error = rolled_back(self.name, self.starts.first_steps.step)
         return tell(member, rolled_back=pb.RolledBack(step=error.step, why=error.message))
 
@@ -472,7 +472,7 @@ class Job:
         if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
             self.collectives.stands(member.worker, member.incarnation, number)
 
-    def settle_call(self, number: int) -> Outcome | None:
+    def settle_call(self, number: int) -> CallOutcome | None:
         """The outcome of a call that all workers make together, if there is one by now."""
         least = 0 if self.phase.has_state else self.min_workers
         return self.collectives.settle(number, self.calling(), at_least=least)
