@@ -79,6 +79,7 @@ class Exchange:
         wire_dtype: WireDtype = WireDtype.FP32,
         backup: bool = False,
         bounded: bool = False,
+        decided: bool = False,
         traffic: TrafficListener | None = None,
         ranks: MakeRanks | None = None,
     ) -> None:
@@ -95,6 +96,7 @@ class Exchange:
             wire_dtype: in which gradients and weights travel.
             backup: there are backup workers: weights may be of a later step than they were asked for.
             bounded: a push may be only so far ahead of those of others (`ssp`).
+            decided: a step closes when it has been decided over all shards (clipping, backup workers).
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             ranks: makes the traffic between the ranks of a group, of the flat gradients by bucket and the
                 number of pieces in each partition of each; None: this process is the whole worker.
@@ -110,6 +112,7 @@ class Exchange:
         self.in_flight = InFlight(shard_of, show=self.memory.show, skips=backup)
         self._traffic = traffic
         self._bounded = bounded
+        self._decided = decided
         self._worker = worker
         self._incarnation = incarnation
         self._connections: Sequence[Connection] = ()
@@ -280,9 +283,26 @@ class Exchange:
         Raises:
             PsError: the exchange has failed.
         """
-        if not self._bounded or self.in_flight.opened >= step:
-            return
-        self.wait_pulled()
+        if self._bounded:
+            self._pass(step)
+
+    @waits("the servers to decide a step")
+    def wait_decided(self) -> None:
+        """Where steps are decided over all shards: waits until the last one that was pushed is.
+
+        An ACK only says that the push is there. Who finishes would read weights without that step.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        steps = {self.in_flight.pushed_step(partition.index) for partition in self.partitions} - {None, -1}
+        if self._decided and steps and (self._ranks is None or self._ranks.owns):
+            self._pass(1 + max(step for step in steps if step is not None))
+
+    def _pass(self, step: int) -> None:
+        """Waits until a pull at this clock is answered, or would be."""
+        if self.in_flight.opened < step:
+            self.wait_pulled()
         if self.in_flight.opened < step:
             self._send_asked(self.in_flight.ask(step, nothing=True))
             self.wait_pulled()

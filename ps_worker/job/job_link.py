@@ -360,6 +360,7 @@ class JobLink:
             try:
                 for exchange in self.exchanges:
                     exchange.in_flight.wait_acked()
+                    exchange.wait_decided()
                     exchange.sharing.check_written()
                 for exchange in () if alone else self.exchanges:
                     exchange.sharing.own()

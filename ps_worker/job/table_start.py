@@ -187,6 +187,7 @@ class TableStart:
             wire_dtype=self._settings.wire_dtype,
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
             bounded=self._settings.consistency.bounded,
+            decided=getattr(self._settings.consistency, "backup", 0) > 0 or spec.clip_grad_norm is not None,
             traffic=self._traffic,
             ranks=None if self._group is None else partial(self._group.reducer, spec.number),
         )
