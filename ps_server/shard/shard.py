@@ -40,6 +40,8 @@ from ps_wire.errors import (
     StrangerRefused,
 )
 from ps_wire.frames.carrier import Outlet
+from ps_wire.frames.frame import FIRST_READER
+from ps_wire.process.ranks import MAX_SIZE
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.spec import consistency
 from ps_wire.spec.plan import Plan
@@ -54,7 +56,7 @@ CELL_BYTES = 8192  # beside what it holds
 TOKEN_BYTES = 16
 NONCE_BYTES = 8  # of them; the others prove for whom it was drawn
 MAX_NAME = 64  # characters of a job's, where a refusal names it
-MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
+MAX_TOKENS = 16  # a rank's that it has asked for and not used; older ones are void
 
 
 class Shard:
@@ -245,50 +247,53 @@ class Shard:
                 generation=self.generation,
             )
 
-    def make_token(self, job: str, worker: int, incarnation: int) -> bytes:
-        """A token good for one connection of this worker.
+    def make_token(self, job: str, worker: int, incarnation: int, rank: int = 0) -> bytes:
+        """A token good for one connection of this rank of a worker.
 
         Raises:
             JobUnknown: the job is not on this shard.
-            StrangerRefused: the worker has not joined, or another incarnation of it has.
+            StrangerRefused: the worker has not joined, or another incarnation of it has; or no group has such
+                a rank.
             Evicted, RolledBack, ServerNotReady: see `ShardJob.check_known`.
         """
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            token = self._draw(job, worker, incarnation)
-            kept = entry.tokens.setdefault((worker, incarnation), [])
+            check_rank(worker, rank)
+            token = self._draw(job, worker, incarnation, rank)
+            kept = entry.tokens.setdefault((worker, incarnation, rank), [])
             kept.append(token)
             del kept[:-MAX_TOKENS]
             return token
 
-    def use_token(self, job: str, worker: int, incarnation: int, token: bytes) -> None:
+    def use_token(self, job: str, worker: int, incarnation: int, token: bytes, rank: int = 0) -> None:
         """Takes a token back; it is good once.
 
-        Who was never given it for this worker hears the same of every job, whether it is here or not.
+        Who was never given it for this rank of this worker hears the same of every job, whether it is here
+        or not.
 
         Raises:
-            JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this worker's.
+            JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this rank's.
         """
         whose = f"worker {worker} of job {one_line(job, MAX_NAME)}"
-        if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation)):
+        if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation, rank)):
             raise StrangerRefused(f"{whose}: this token was not given to it")
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            kept = entry.tokens.get((worker, incarnation), [])
+            kept = entry.tokens.get((worker, incarnation, rank), [])
             for index, known in enumerate(kept):
                 if hmac.compare_digest(known, token):
                     del kept[index]
                     return
         raise StrangerRefused(f"{whose}: this token is used up, or others have been given out since")
 
-    def _draw(self, job: str, worker: int, incarnation: int) -> bytes:
-        return self._sign(secrets.token_bytes(NONCE_BYTES), job, worker, incarnation)
+    def _draw(self, job: str, worker: int, incarnation: int, rank: int) -> bytes:
+        return self._sign(secrets.token_bytes(NONCE_BYTES), job, worker, incarnation, rank)
 
-    def _sign(self, nonce: bytes, job: str, worker: int, incarnation: int) -> bytes:
-        """The token with this beginning, of this worker: nobody else can tell it."""
-        whose = f"{incarnation} {worker} {job}".encode(errors="replace")
+    def _sign(self, nonce: bytes, job: str, worker: int, incarnation: int, rank: int) -> bytes:
+        """The token with this beginning, of this rank of a worker: nobody else can tell it."""
+        whose = f"{incarnation} {worker} {rank} {job}".encode(errors="replace")
         size = TOKEN_BYTES - NONCE_BYTES
         return nonce + hashlib.blake2b(nonce + whose, key=self._secret, digest_size=size).digest()
 
@@ -329,11 +334,12 @@ class Shard:
         return table
 
     def replace_session(
-        self, job: str, worker: int, incarnation: int, session: Retirable
+        self, job: str, worker: int, incarnation: int, session: Retirable, rank: int = 0
     ) -> Retirable | None:
-        """Makes `session` the live one of this worker; returns the one before, which is to be retired.
+        """Makes `session` the live one of this rank; returns the one before, which is to be retired.
 
-        Who was fenced since its token was taken gets none: no fence would find it, and end it.
+        Those of other ranks of the same worker stay. Who was fenced since its token was taken gets none: no
+        fence would find it, and end it.
 
         Raises:
             PsError: as for `make_token`.
@@ -341,16 +347,16 @@ class Shard:
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            entry.count_connection(worker)
-            before, entry.sessions[worker] = entry.sessions.get(worker), session
+            entry.count_connection(worker, rank)
+            before, entry.sessions[worker, rank] = entry.sessions.get((worker, rank)), session
             return before
 
-    def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet) -> None:
+    def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet, rank: int = 0) -> None:
         """A connection of this job is gone."""
         with self._jobs.lock:
             entry = self._jobs.by_name.get(job)
-            if entry is not None and entry.sessions.get(worker) is session:
-                del entry.sessions[worker]
+            if entry is not None and entry.sessions.get((worker, rank)) is session:
+                del entry.sessions[worker, rank]
             tables = list(entry.tables.values()) if entry is not None else []
         for table in tables:
             table.forget(outlet)
@@ -423,6 +429,16 @@ def _counted(job: ShardJob) -> str:
     if job.gate.aggregates:
         return f"weights, optimizer state and one slice for each of {job.num_workers} workers"
     return "weights and optimizer state"
+
+
+def check_rank(worker: int, rank: int) -> None:
+    """Refuses a rank that no group has, and a reader that is a group.
+
+    Raises:
+        StrangerRefused: naming it.
+    """
+    if rank >= (1 if worker >= FIRST_READER else MAX_SIZE):
+        raise StrangerRefused(f"there is no rank {rank} of worker {worker}: a group has at most {MAX_SIZE}")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -90,8 +90,8 @@ def encode_cell(
 def encode_hyper(state: TableState) -> list[Any]:
     """Facts about hyper-parameters that pushes may still refer to."""
     return [
-        [worker, number, _hyper_text(hyper)]
-        for worker, kept in sorted(state.hyper.items())
+        [worker, rank, number, _hyper_text(hyper)]
+        for (worker, rank), kept in sorted(state.hyper.items())
         for number, hyper in kept.items()
     ]
 
@@ -245,10 +245,10 @@ class TableReader:
         cells = {
             index: self._with_staged(index, state, facts[index]) for index, state in self.shard(plan, shard)
         }
-        hyper: dict[int, dict[int, Hyperparameters]] = {}
+        hyper: dict[tuple[int, int], dict[int, Hyperparameters]] = {}
         for _, table in self._sources:
-            for worker, number, text in table["hyper"]:
-                hyper.setdefault(worker, {})[number] = _hyper(text)
+            for worker, rank, number, text in table["hyper"]:
+                hyper.setdefault((worker, rank), {})[number] = _hyper(text)
         return TableState(cells=cells, hyper=hyper)
 
     def parameter(self, name: str, kind: str = WEIGHT) -> torch.Tensor:

@@ -197,7 +197,7 @@ class ShardTable:
         hyper = hyperparameters_from_proto(message)
         optimizer = self.spec.optimizer
         piece_optimizer.check_hyperparameters(optimizer.name, optimizer.hyperparameters.groups, hyper.groups)
-        self._hyper.keep(frame.worker, frame.hyper, hyper)
+        self._hyper.keep((frame.worker, frame.rank), frame.hyper, hyper)
 
     def _receive_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
@@ -400,7 +400,7 @@ class ShardTable:
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:
             return self.spec.optimizer.hyperparameters
-        hyper = self._hyper.get(frame.worker, frame.hyper)
+        hyper = self._hyper.get((frame.worker, frame.rank), frame.hyper)
         if hyper is None:
             raise PayloadMismatch(f"worker {frame.worker} has sent no hyper-parameters {frame.hyper}")
         return hyper

@@ -54,9 +54,9 @@ class Table:
         frame = wire.Frame(kind=kind, worker=worker, incarnation=incarnation, **fields)
         self.table.receive(wire.decode(wire.encode(frame)), self.outlets[worker], member=member)
 
-    def hyper(self, number, worker=0, **values):
+    def hyper(self, number, worker=0, *, rank=0, **values):
         message = hyperparameters_to_proto(Hyperparameters((group(**values),)))
-        self.send(Kind.HYPER, worker, hyper=number, meta=message.SerializeToString())
+        self.send(Kind.HYPER, worker, rank=rank, hyper=number, meta=message.SerializeToString())
 
     @property
     def weights(self):
@@ -274,6 +274,15 @@ def test_hyper_parameters_belong_to_the_pushes_that_name_them():
     assert it.weights[0] == -21.0
     with pytest.raises(PayloadMismatch, match="worker 1 has sent no"):
         it.send(Kind.PUSH, 1, hyper=1, payload=ONES)
+
+
+def test_hyper_parameters_belong_to_the_rank_that_has_sent_them():
+    it = Table(consistency=ASP())
+    it.hyper(1, lr=10.0)
+    it.hyper(1, lr=100.0, rank=1)
+    for step, rank in enumerate((0, 1, 0)):
+        it.send(Kind.PUSH, step=step, hyper=1, rank=rank, payload=ONES)
+    assert it.weights[0] == -120.0
 
 
 def test_the_last_few_hyper_parameters_are_kept():
