@@ -280,7 +280,7 @@ class MemberStreams:
                 progress = message.heartbeat.progress
                 runner.progress[member.worker] = _bounded(progress)
                 if progress.HasField("calls"):
-                    job.stands(member, progress.calls)
+                    job.calls.stand(member, progress.calls)
                 member.say_taken(dict(progress.taken))
                 mailbox.heard(message.heartbeat.heard)
             case "uploaded" if message.uploaded.final:

@@ -84,6 +84,10 @@ class ShardJob:
     def __post_init__(self) -> None:
         self.gate = gate_of(self.consistency)
 
+    def is_member(self, worker: int, incarnation: int) -> bool:
+        """Whether this incarnation is in the gates."""
+        return self.members.get(worker, (None,))[0] == incarnation
+
     def reserve(self, nbytes: int) -> None:
         """A table of it takes so much memory."""
         self.memory_bytes += nbytes

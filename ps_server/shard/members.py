@@ -63,7 +63,7 @@ class ShardMembers:
             entry = self._jobs.by_name.get(job)
             if entry is None:  # it was dropped meanwhile, or its first member was not let in here
                 return {}
-            if entry.members.get(worker, (None,))[0] == incarnation:
+            if entry.is_member(worker, incarnation):
                 del entry.members[worker]
             sessions: tuple[Retirable, ...] = ()
             if worker >= FIRST_READER:
@@ -87,7 +87,7 @@ class ShardMembers:
                 return {}
             if entry.known.get(worker) == incarnation:
                 del entry.known[worker]
-            if entry.members.get(worker, (None,))[0] == incarnation:
+            if entry.is_member(worker, incarnation):
                 del entry.members[worker]
             entry.forget_tokens(worker, incarnation)
             entry.fenced[worker] = max(incarnation, entry.fenced.get(worker, 0))

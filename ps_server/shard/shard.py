@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn, TypeAlias
 
@@ -25,6 +25,7 @@ from ps_server.rpc.complaints import Complaints
 from ps_server.shard.job import Retirable, ShardJob
 from ps_server.shard.jobs import ShardJobs
 from ps_server.shard.members import ShardMembers
+from ps_server.shard.memory_budget import MemoryBudget
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
 from ps_server.shard.state.snapshot_reader import SnapshotReader
@@ -52,7 +53,6 @@ OpenPart: TypeAlias = Callable[
     [str, str, Sequence[TableSpec]], AbstractContextManager[Callable[[Plan, TableSpec], TableState]]
 ]
 MAX_PARTITIONS = 32_768  # of a table here: 256 GiB at 8 MiB; each takes 50 us to open, and
-CELL_BYTES = 8192  # beside what it holds
 TOKEN_BYTES = 16
 NONCE_BYTES = 8  # of them; the others prove for whom it was drawn
 MAX_NAME = 64  # characters of a job's, where a refusal names it
@@ -97,7 +97,7 @@ class Shard:
         self._make_optimizer = optimizer_on(device)
         self.index = index
         self.num_shards = num_shards
-        self.memory_limit_bytes = memory_limit_bytes
+        self._budget = MemoryBudget(shard=index, limit_bytes=memory_limit_bytes)
         self._refused: Counter[Refused] = Counter()  # under the lock of jobs
         self.traffic = Traffic()
         self.complaints = Complaints()
@@ -133,14 +133,14 @@ class Shard:
                 del entry.tables[spec.number]
             need = self._needed_bytes(spec, plan, entry)
             held = {other.name: other.memory_bytes for other in self._jobs.by_name.values()}
-            limit = self.memory_limit_bytes
-            fits = limit is None or sum(held.values()) + need <= limit
+            fits = self._budget.fits(need, held)
             if fits:
                 check_partitions(spec, plan, self.index)
                 entry.reserve(need)
             members = dict(entry.members)
         if not fits:
-            raise self._too_large(spec, entry, need, held)
+            gate, num_workers = entry.gate, entry.num_workers
+            raise self._budget.too_large(spec, job, gate, num_workers, need=need, held=held)
         try:
             table = ShardTable(
                 job=job,
@@ -169,6 +169,9 @@ class Shard:
         with self._jobs.lock:
             entry.tables[spec.number] = table
         logger.info("job %s: table %d opened, %d bytes", job, spec.number, need)
+
+    def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
+        return self._budget.needed_bytes(spec, plan, job.gate, job.num_workers)
 
     def start_table(self, job: str, number: int) -> None:
         """Members may push and pull; the weights are no longer loaded."""
@@ -301,7 +304,7 @@ class Shard:
         """Whether this worker's pulls go through the gate."""
         with self._jobs.lock:
             entry = self._jobs.by_name.get(job)
-            return entry is not None and entry.members.get(worker, (None,))[0] == incarnation
+            return entry is not None and entry.is_member(worker, incarnation)
 
     def table_of(self, job: str, number: int, worker: int, incarnation: int, *, writes: bool) -> ShardTable:
         """A table of a job, for one of its workers.
@@ -314,7 +317,7 @@ class Shard:
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            if writes and entry.members.get(worker, (None,))[0] != incarnation:
+            if writes and not entry.is_member(worker, incarnation):
                 raise StrangerRefused(
                     f"worker {worker} of job {job} may only read: it has finished, or is no member",
                     worker=worker,
@@ -367,6 +370,11 @@ class Shard:
             self._refused[what] += 1
 
     @property
+    def memory_limit_bytes(self) -> int | None:
+        """For the tables of all jobs; None: there is no limit."""
+        return self._budget.limit_bytes
+
+    @property
     def refused_frames(self) -> int:
         """Frames, connections and calls that were refused."""
         with self._jobs.lock:
@@ -387,48 +395,6 @@ class Shard:
             entry = self._jobs.by_name.get(job)
             tables = list(entry.tables.values()) if entry is not None else []
         return max((table.newest_clock() for table in tables), default=0)
-
-    # -- inside ----------------------------------------------------------------------------------------
-
-    def _too_large(
-        self, spec: TableSpec, job: ShardJob, need: int, held: Mapping[str, int]
-    ) -> MemoryLimitExceeded:
-        """The error that the job is told; which others hold how much is for the server's log alone."""
-        limit = self.memory_limit_bytes
-        logger.warning(
-            "job %s: table %d needs %d bytes, more than are free of --memory-limit %d (jobs hold: %s)",
-            job.name,
-            spec.number,
-            need,
-            limit,
-            ", ".join(f"{name} {size}" for name, size in held.items() if size),
-        )
-        return MemoryLimitExceeded(
-            f"table {spec.number} of job {job.name} needs {need} bytes on shard {self.index} "
-            f"({_counted(job)}), more than are free of --memory-limit {limit}; the job holds "
-            f"{held[job.name]}, the server's log says what others do. Without the option it is 80 % of the "
-            "memory that there is; `none` switches it off",
-            needed=need,
-            held=held[job.name],
-            limit=limit,
-        )
-
-    def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
-        kept = min(job.gate.backup, job.num_workers)  # weights that late workers work on
-        staged = job.num_workers if job.gate.aggregates else 0  # gradients that wait for their step
-        total = CELL_BYTES * plan.count_of_shard(self.index)
-        for bucket in plan.buckets:
-            start, end = bucket.slice_bounds(self.index)
-            slots = piece_optimizer.state_slots(spec.optimizer, bucket.group)
-            total += (end - start) * bucket.item_bytes * (1 + slots + staged + kept)
-        return total
-
-
-def _counted(job: ShardJob) -> str:
-    """The parts that `_needed_bytes` counts, for people."""
-    if job.gate.aggregates:
-        return f"weights, optimizer state and one slice for each of {job.num_workers} workers"
-    return "weights and optimizer state"
 
 
 def check_rank(worker: int, rank: int) -> None:

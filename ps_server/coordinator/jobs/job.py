@@ -33,7 +33,7 @@ from ps_server.coordinator.jobs.actions import (
     removal,
     tell,
 )
-from ps_server.coordinator.jobs.collectives import ABSENT, CallOutcome, Collectives
+from ps_server.coordinator.jobs.job_calls import JobCalls
 from ps_server.coordinator.jobs.loops import Loops
 from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.phase import JobState, Phase
@@ -64,7 +64,7 @@ class Job:
         roster: who is in it.
         starts: its tables, and what they wait for.
         epochs: who uses which samples.
-        collectives: calls that its workers make together.
+        calls: that its workers make together.
         loops: of its workers over epochs.
         ends: worker -> table -> steps that count, of workers that are gone.
     """
@@ -90,7 +90,14 @@ class Job:
             name, num_workers=num_workers, min_workers=min_workers, roster=self.roster, phase=self.phase
         )
         self.epochs = EpochBook()
-        self.collectives = Collectives()
+        self.calls = JobCalls(
+            self.roster,
+            self.phase,
+            self.starts.tables,
+            staleness=self.gate.staleness,
+            num_workers=num_workers,
+            min_workers=min_workers,
+        )
         self.loops = Loops()
         self.ends: dict[int, dict[int, int]] = {}
         self._refused = 0  # newcomers, of whom others were told
@@ -317,7 +324,7 @@ class Job:
         self._uploaders.clear()
         self.starts.clear()
         self.epochs.clear()
-        self.collectives.clear()
+        self.calls.collectives.clear()
         self._forget_loops()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
@@ -328,19 +335,15 @@ class Job:
         match order.WhichOneof("kind"):
             case "admit":
                 return self._admitted(order.admit)
-            case "remove" | "evict" as kind:
-                gone = getattr(order, kind)
-                if kind == "evict":  # of its pushes, those of the steps before the limits count
-                    self.epochs.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
-                    self.ends[gone.worker] = dict(gone.limits)
-                return self._removed(gone.worker, gone.incarnation, clocks)
-            case "enter":
-                return self.starts.entered(order.enter)
+            case "remove":
+                return self._removed(order.remove.worker, order.remove.incarnation, clocks)
+            case "evict":
+                return self._evicted(order.evict, clocks)
             case "open_table":
                 return self.starts.opened(order.open_table.table.number)
             case "start_table":
                 return self.starts.started(order.start_table.table)
-        return []
+        return self.starts.entered(order.enter) if order.HasField("enter") else []
 
     def failed(self, order: pb.Order, error: PsError, *, sent: bool = True) -> list[Action]:
         """A shard refused the order, or is not there: whom it concerns is told.
@@ -348,20 +351,29 @@ class Job:
         Who was to be let in may have been, on some shards: it is taken out again on all of them, however long
         that takes, before anything else is ordered. An order that was not `sent` needs no undoing.
         """
-        kind = order.WhichOneof("kind")
-        if kind == "admit":
-            member = self.roster.members[order.admit.worker]
-            if member.incarnation == order.admit.incarnation and member.present:
-                member.become(MemberState.LOST)
-                undone = [removal(self.name, member)] if sent else self._check_end()
-                return [refusal(member, error), *undone]
+        match order.WhichOneof("kind"):
+            case "admit":
+                return self._not_admitted(order.admit, error, sent=sent)
+            case "remove":
+                return self._not_removed(order.remove.worker, order.remove.incarnation, error)
+            case "fence":
+                return self._not_removed(order.fence.worker, order.fence.incarnation, error)
+            case "evict":
+                return self._not_removed(order.evict.worker, order.evict.incarnation, error)
+        return self.tell_all(error)
+
+    def _not_admitted(self, order: pb.AdmitMember, error: PsError, *, sent: bool) -> list[Action]:
+        member = self.roster.members[order.worker]
+        if member.incarnation != order.incarnation or not member.present:
             return []
+        member.become(MemberState.LOST)
+        undone = [removal(self.name, member)] if sent else self._check_end()
+        return [refusal(member, error), *undone]
+
+    def _not_removed(self, worker: int, incarnation: int, error: PsError) -> list[Action]:
         told = self.tell_all(error)
-        if kind not in ("remove", "fence", "evict"):
-            return told
-        gone = getattr(order, kind)
-        member = self.roster.members[gone.worker]
-        if member.incarnation == gone.incarnation:
+        member = self.roster.members[worker]
+        if member.incarnation == incarnation:
             member.become(MemberState.LOST)
         return told + self._check_end()
 
@@ -380,6 +392,12 @@ class Job:
             num_tables=self.num_tables,
         )
         return [tell(member, joined=joined), *self.starts.tell_waiting()]
+
+    def _evicted(self, gone: pb.EvictMember, clocks: Mapping[int, int]) -> list[Action]:
+        """All shards have evicted a worker: of its pushes, those of the steps before the limits count."""
+        self.epochs.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
+        self.ends[gone.worker] = dict(gone.limits)
+        return self._removed(gone.worker, gone.incarnation, clocks)
 
     def _removed(self, worker: int, incarnation: int, clocks: Mapping[int, int]) -> list[Action]:
         """All shards have taken a worker out of the gates; `clocks` are the newest by table."""
@@ -415,7 +433,7 @@ class Job:
         self._uploaders.clear()
         self.starts.restore(saved)
         self.epochs.restore(saved.shares)
-        self.collectives.roll_back()
+        self.calls.collectives.roll_back()
         self._forget_loops()
         known = bool(self.roster.members)
         self.roster.end_incarnations(floor)
@@ -443,66 +461,6 @@ class Job:
         """Makes what one who is returning is told: the job went back."""
         error = rolled_back(self.name, self.starts.first_steps.step)
         return tell(member, rolled_back=pb.RolledBack(step=error.step, why=error.message))
-
-    # -- calls that all workers make together ----------------------------------------------------------
-
-    def calling(self) -> dict[int, int]:
-        """Whom a call that all workers make together waits for: worker -> incarnation.
-
-        Those who are here or on their way; of a job that starts with all, before that, all. Of those who came
-        in mid-run, who takes part already.
-        """
-        coming = (MemberState.JOINING, MemberState.JOINED, MemberState.RETURNING)
-        calling = {
-            member.worker: member.incarnation
-            for member in self.roster.members.values()
-            if member.state in coming
-            and not member.reader
-            and (not member.late or self.collectives.takes_part(member.worker, member.incarnation))
-        }
-        if not self.phase.has_state and not self.min_workers:
-            present = {member.worker for member in self.roster.present()}
-            calling |= {number: ABSENT for number in range(self.num_workers) if number not in present}
-        return calling
-
-    def stands(self, member: Member, number: int) -> None:
-        """A member says beside its calls which one is its next."""
-        if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
-            self.collectives.stands(member.worker, member.incarnation, number)
-
-    def settle_call(self, number: int) -> CallOutcome | None:
-        """The outcome of a call that all workers make together, if there is one by now."""
-        least = 0 if self.phase.has_state else self.min_workers
-        return self.collectives.settle(number, self.calling(), at_least=least)
-
-    def needed(self, member: Member, clocks: Mapping[int, int]) -> dict[int, int]:
-        """Table -> the step that others wait for a member to come to, while it waits in a call.
-
-        Args:
-            member: who takes no steps now.
-            clocks: table -> the step that it takes next.
-        """
-        staleness = self.gate.staleness
-        if staleness is None:
-            return {}
-        others = [other for other in self.roster.here() if other is not member and not other.reader]
-        needed = {
-            table: max((it.taken.get(table, 0) for it in others), default=0) - staleness
-            for table in range(self.num_tables)
-            if table in clocks
-        }
-        return {table: step for table, step in needed.items() if step > clocks[table]}
-
-    def elsewhere(self) -> list[Member]:
-        """Who trains, as far as is known, while others wait in a call."""
-        here = [member for member in self.roster.here() if not member.reader]
-        return [it for it in here if not self.collectives.waits(it.worker, it.incarnation)]
-
-    def missing_in_call(self, number: int) -> str:
-        """Who it waits for, for people."""
-        members = self.roster.members
-        missing = self.collectives.missing(number, self.calling())
-        return named([members[it].holder if it in members else f"worker {it}" for it in missing])
 
     # -- loops over epochs -----------------------------------------------------------------------------
 
@@ -566,7 +524,7 @@ class Job:
             "plain": phase | self.loops.dump(),
             "pairs": self.starts.first_steps.dump(),
             "shares": self.epochs.dump(),
-            "collectives": self.collectives.dump(),
+            "collectives": self.calls.collectives.dump(),
             "ends": [[worker, list(map(list, clocks.items()))] for worker, clocks in self.ends.items()],
             "awaited": sorted(self._awaited),
             "uploaders": [
@@ -582,7 +540,7 @@ class Job:
         self.loops.load(facts["plain"])
         self.epochs.load(facts["shares"])
         if "collectives" in facts:
-            self.collectives.load(facts["collectives"])
+            self.calls.collectives.load(facts["collectives"])
         self.ends = {worker: dict(clocks) for worker, clocks in facts.get("ends", ())}
         self._awaited = set(facts["awaited"])
         self.roster.load(facts)

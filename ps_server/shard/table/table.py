@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -438,14 +437,6 @@ class ShardTable:
         for cell in self._cells.values():
             cell.add_to(made)
         return made
-
-    def tau(self) -> Counter[int]:
-        """Version staleness of every push applied, over all partitions."""
-        total: Counter[int] = Counter()
-        for cell in self._cells.values():
-            with cell.lock:
-                total.update(cell.machine.tau)
-        return total
 
     def ledger(self, worker: int) -> Ledger:
         """A worker's figures: counts summed over partitions, gap and gate wait the largest of one."""

@@ -349,4 +349,4 @@ def test_figures_add_up_over_partitions():
         ledger = it.table.ledger(worker)
         assert ledger.received == 3
         assert (ledger.applied, ledger.abstained, ledger.dropped) == (3 - abstained, abstained, 0)
-    assert it.table.tau() == {0: 3}
+    assert it.table.totals().tau == {0: 3}
