@@ -12,6 +12,10 @@ AGREED = (
     "tests/unit/ps_server/coordinator/epochs/test_agreed.py"
     "::test_sums_that_differ_are_said_once_a_loader_and_numbers_that_were_computed_elsewhere_are_alike"
 )
+DECIDED = (
+    "tests/component/training/test_clip.py"
+    "::test_who_finishes_behind_its_last_push_reads_that_step_though_it_is_decided_late"
+)
 STREAMS = "ps_server/coordinator/member_streams.py"
 
 MUTANTS = (
@@ -85,5 +89,26 @@ MUTANTS = (
             rounds.let_go()
 """,
         tests=("tests/unit/ps_worker/membership/test_membership.py",),
+    ),
+    Mutant(
+        name="resume3: who finishes does not wait for the decision about its last step",
+        file="ps_worker/job/job_link.py",
+        text="                    exchange.wait_decided()\n",
+        fault="",
+        tests=(DECIDED,),
+    ),
+    Mutant(
+        name="resume3: a successor lets the first process of a shard in, though its holder is about to come",
+        file="ps_server/coordinator/fleet/fleet.py",
+        text="        self._awaited = {shard: asyncio.Event() for shard in self.registry.known}\n",
+        fault="",
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
+    ),
+    Mutant(
+        name="resume3: a successor waits again and again for a holder that is gone",
+        file="ps_server/coordinator/fleet/fleet.py",
+        text="        self._awaited.pop(shard, None)\n        return awaited.is_set()\n",
+        fault="        return True\n",
+        tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
     ),
 )
