@@ -161,7 +161,7 @@ def test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_say
         assert step(table) == 1.0
         monkeypatch.setattr(shard, "replace_session", evicts_first, raising=False)
         (entry,) = [it for it in shard.jobs() if it.name == job]
-        entry.sessions[0].sever()
+        entry.sessions[0, 0].sever()
         step(table, 1000.0)
         assert link_of(worker).incarnation == 2
         assert step(table) < 1000.0
