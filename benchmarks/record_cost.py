@@ -19,7 +19,7 @@ import torch
 
 import ps_worker as ps
 from ps_worker.recording.columns import RecordHeader
-from ps_worker.recording.recorder import Recorder, Totals
+from ps_worker.recording.recorder import StepRecorder, StepTotals
 
 WARM = 20
 
@@ -49,19 +49,19 @@ def alone(folder: Path, steps: int) -> float:
     header = RecordHeader(
         unix_s=0.0, job="alone", worker=0, incarnation=1, consistency="asp", num_workers=1, host="here"
     )
-    recorder = Recorder(folder, warn=print)
+    recorder = StepRecorder(folder, warn=print)
     recorder.enter(header)
     began_s = time.process_time()
     for clock in range(steps):
         recorder.batch()
         recorder.called()
-        recorder.sending(clock, Totals())
+        recorder.sending(clock, StepTotals())
         recorder.acknowledged(clock, gap=1, read=clock, applied=clock, dropped=False, abstained=False)
         recorder.asked()
         recorder.pulled(clock, 0.0)
         recorder.stepped(64)
         recorder.log("loss", 0.5)
-    recorder.close(Totals())
+    recorder.close(StepTotals())
     return (time.process_time() - began_s) / steps
 
 

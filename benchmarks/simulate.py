@@ -16,7 +16,7 @@ import pstats
 import time
 
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.engine import Outcome, Setup, Simulation
+from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_wire.spec import consistency, stragglers
 
 PROFILED_STEPS = 50
@@ -58,7 +58,7 @@ def machines_share(model: str, num_workers: int) -> float:
     """Of the time, in calls of `ps_server`; a profile costs itself, so this is about right only."""
     run = simulation(model, num_workers, PROFILED_STEPS)
     profile = cProfile.Profile()
-    outcome: Outcome = profile.runcall(run.run)
+    outcome: SimulatedRun = profile.runcall(run.run)
     assert len(outcome.steps)
     found = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     total_s = sum(own_s for _, _, own_s, _, _ in found.values())

@@ -16,7 +16,7 @@ HEAD = """# The API of a training script
 
 `import ps_worker as ps`, and then all that is below. Made from the docstrings by `make api`: change those.
 """
-# What takes steps, as the worker sees it: `ps_worker.step_host.TakesSteps`.
+# What takes steps, as the worker sees it: `ps_worker.step.step_host.TakesSteps`.
 TAKES_STEPS = {"clocks", "fall_behind", "is_between_steps", "reenter", "renew", "replay", "sit_out", "taken"}
 # Public for other files of the package: a script does not call them.
 INSIDE = {

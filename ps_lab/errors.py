@@ -53,7 +53,7 @@ class BenchFailed(PsError):
 
 
 def process_failed(process: str, code: int, *, before: str = "the workers did") -> ProcessFailed:
-    """What to raise for a process that ended with `code`, in the words of a shell.
+    """The error to raise for a process that ended with `code`, in the words of a shell.
 
     Args:
         process: its name.
@@ -70,12 +70,12 @@ def process_failed(process: str, code: int, *, before: str = "the workers did") 
 
 
 def shell_code(returncode: int) -> int:
-    """What a shell calls the return code of `subprocess`: 128 + N for a death by signal N."""
+    """The code that a shell makes of that of `subprocess`: 128 + N for a death by signal N."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def exit_code_of(error: PsError) -> int:
-    """What `ps-lab` ends with: the failed process's own code, 130 for Ctrl-C, 75 for other signals."""
+    """The code that `ps-lab` ends with: the failed process's own, 130 for Ctrl-C, 75 for other signals."""
     if isinstance(error, ProcessFailed):
         return int(error.facts["code"] or 0) or 1
     if isinstance(error, Interrupted):

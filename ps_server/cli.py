@@ -245,7 +245,7 @@ def find_state_dir(given: Path | None, snapshot_dir: str | None, shard: int) -> 
 
 
 def parse_durability(text: str | None, snapshot_dir: str | None) -> Durability:
-    """What becomes of jobs when a shard is lost.
+    """Parses what becomes of jobs when a shard is lost.
 
     Raises:
         UsageError: it is none of these, or there is nowhere to take snapshots.
@@ -261,7 +261,7 @@ def parse_durability(text: str | None, snapshot_dir: str | None) -> Durability:
 
 
 def gaps(shard: int, durability: Durability, policy: SnapshotPolicy, state_dir: Path | None) -> list[str]:
-    """What `--durability snapshot` does not protect from, as these options are; shard 0 says it."""
+    """Names what `--durability snapshot` does not protect from, with these options; shard 0 says it."""
     if shard > 0 or durability is not Durability.SNAPSHOT:
         return []
     found = []

@@ -54,7 +54,7 @@ from ps_worker.model.hyperparameters import (
     Rprop,
 )
 from ps_worker.optimizer.wrapped import WrappedOptimizer
-from ps_worker.reader import Cut, Reader
+from ps_worker.readers.reader import Cut, Reader
 from ps_worker.table import Pulled, Table
 from ps_worker.worker import Worker
 

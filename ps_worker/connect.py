@@ -14,11 +14,13 @@ from torch.distributed import ProcessGroup
 
 from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
+from ps_worker.group.ddp.ddp_worker import DdpWorker
 from ps_worker.group.group import Group
 from ps_worker.group.rendezvous import Rendezvous
 from ps_worker.process import console, stopping
 from ps_worker.process.after_fork import check_not_forked
-from ps_worker.reader import Reader
+from ps_worker.readers.ddp_reader import DdpReader
+from ps_worker.readers.reader import Reader
 from ps_worker.transport.open_service import open_service
 from ps_worker.worker import Worker
 
@@ -171,7 +173,9 @@ def connect(
         group_rank=rank,
     )
     if chosen.role == "reader":
-        return Reader(chosen)
+        return Reader(chosen) if chosen.ddp is None else DdpReader(chosen)
+    if chosen.ddp is not None:
+        return DdpWorker(chosen)
     group = None
     if chosen.ranks.together:
         group = _form(chosen, process_group)

@@ -57,6 +57,8 @@ class Settings:
         stragglers: when this worker is slow on purpose.
         ranks: the place of this process in its group.
         group_reduce: how ranks of a group reduce their gradients.
+        ddp: folder in which the workers of the baseline DistributedDataParallel meet, without servers; None:
+            this is no baseline.
         metrics_port: where it shows metrics; 0 lets the system choose, None: nowhere.
         metrics_host: to bind for them.
     """
@@ -82,6 +84,7 @@ class Settings:
     stragglers: StragglerProfile = NO_STRAGGLERS
     ranks: ranks.Ranks = ranks.ALONE
     group_reduce: str = REDUCES[0]
+    ddp: Path | None = None
     metrics_port: int | None = None
     metrics_host: str = METRICS_HOST
 
@@ -131,6 +134,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         stragglers=_named("straggler", stragglers.parse, value("straggler", "none")),
         ranks=place.ranks,
         group_reduce=value("group_reduce", REDUCES[0]),
+        ddp=_path(value("ddp", "")),
         metrics_port=_port("metrics_port", value("metrics_port", "")),
         metrics_host=value("metrics_host", METRICS_HOST),
     )
@@ -144,7 +148,9 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
     if made.ranks.together:
         _check_group(made)
     _check_metrics_host(made, insecure=bool(source.get("PS_INSECURE")))
-    if not made.servers:
+    if made.ddp is not None:
+        _check_baseline(made)
+    elif not made.servers:
         _check_alone(made)
         if not (values.get("servers") or source.get("PS_SERVERS")):
             _check_one_process(source.get("WORLD_SIZE", ""))
@@ -156,11 +162,11 @@ def _place(
     value: Callable[[str, str], str],
     given: Mapping[str, str],
     worker: int | None,
-) -> ranks.Place:
+) -> ranks.RankPlace:
     """Which rank of which worker this process is; readers are in no group."""
     size = _whole("group_size", value("group_size", "1"), least=1)
     if size == 1 or value("role", ROLES[0]) != ROLES[0]:
-        return ranks.Place(ranks=ranks.ALONE, worker=worker)
+        return ranks.RankPlace(ranks=ranks.ALONE, worker=worker)
     rank = _whole("group_rank", given["group_rank"], least=0) if "group_rank" in given else None
     return ranks.find(source, size, worker, rank)
 
@@ -198,6 +204,22 @@ def _check_metrics_host(made: Settings, *, insecure: bool) -> None:
     )
 
 
+def _check_baseline(made: Settings) -> None:
+    """Refuses what a baseline without servers does not have."""
+    if made.servers:
+        raise UsageError(
+            "PS_DDP names the folder of a baseline without servers, and servers (PS_SERVERS) is set, too: "
+            f"take one of them away, or set PS_SERVERS={ALONE}"
+        )
+    if made.ranks.together:
+        raise UsageError(f"PS_DDP with group_size (PS_GROUP_SIZE) {made.ranks.size}: leave group_size out")
+    if made.role == "worker" and (made.worker is None or made.worker >= made.num_workers):
+        raise UsageError(
+            f"worker (PS_WORKER) is {made.worker}: the workers of a baseline (PS_DDP) meet under their "
+            f"numbers, from 0 to {made.num_workers - 1}"
+        )
+
+
 def _check_alone(made: Settings) -> None:
     """Refuses what needs other processes."""
     if made.role == "reader":
@@ -223,7 +245,7 @@ def _check_one_process(world_size: str) -> None:
 
 
 def _named(name: str, parse: Callable[[str], Parsed], text: str) -> Parsed:
-    """What `parse` makes of a setting; its error also says which setting it was."""
+    """Parses a setting with `parse`; its error also says which setting it was."""
     try:
         return parse(text)
     except UsageError as error:

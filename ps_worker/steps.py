@@ -35,9 +35,9 @@ from ps_worker.process.one_thread import OneThread
 from ps_worker.process.straggling import Straggling
 from ps_worker.process.waiting import LongWaits
 from ps_worker.recording.columns import RecordHeader
-from ps_worker.recording.recorder import Recorder, Totals
+from ps_worker.recording.recorder import StepRecorder, StepTotals
 from ps_worker.settings import Settings
-from ps_worker.step_host import TakesSteps
+from ps_worker.step.step_host import TakesSteps
 from ps_worker.table import Table
 
 MANY_BATCHES = 20  # without a model on the servers: fewer may be looked at before it is there
@@ -127,7 +127,7 @@ class Steps:
 
     @property
     def _all(self) -> list[TakesSteps]:
-        """What takes steps: an optimizer, or a table."""
+        """The optimizers and tables: all that takes steps."""
         return [*self.optimizers, *self.tables]
 
     @property
@@ -169,6 +169,10 @@ class Steps:
             self._straggle()  # a table's, where no batch of ours was handed out
         if self.recorder is not None:
             self.recorder.sending(taken - 1, self._totals())
+
+    def begin_push(self, table: int) -> None:
+        """See `StepHost`."""
+        self.link.begin_push(table)
 
     def after_step(self, step: int) -> None:
         """See `StepHost`."""
@@ -489,11 +493,11 @@ class Steps:
 
     # -- the record of steps ---------------------------------------------------------------------------
 
-    def _recorder(self, settings: Settings) -> Recorder | None:
+    def _recorder(self, settings: Settings) -> StepRecorder | None:
         if settings.record is None:
             return None
         certain = settings.nonfinite is not NonFinite.SKIP or not settings.consistency.aggregates
-        return Recorder(settings.record, warn=self.say, certain=certain)
+        return StepRecorder(settings.record, warn=self.say, certain=certain)
 
     def _stragglers(self, settings: Settings) -> Straggling | None:
         if not settings.stragglers.parts:
@@ -517,12 +521,12 @@ class Steps:
             versions=versions,
         )
 
-    def _totals(self) -> Totals:
+    def _totals(self) -> StepTotals:
         exchanges = list(self.link.exchanges)
-        return Totals(
+        return StepTotals(
             waited_s=self._idle_s,
             bytes_up=sum(exchange.bytes_pushed for exchange in exchanges),
-            bytes_down=sum(exchange.bytes_pulled for exchange in exchanges),
+            bytes_down=sum(exchange.in_flight.bytes_pulled for exchange in exchanges),
         )
 
     # -- what heartbeats bring -------------------------------------------------------------------------
@@ -534,7 +538,7 @@ class Steps:
             self.recorder.log(name, number)
 
     def progress(self) -> pb.Progress:
-        """What the next heartbeat brings to whoever watches the job."""
+        """The progress that the next heartbeat brings to whoever watches the job."""
         return pb.Progress(
             step=self.step,
             samples=self.data.samples,
@@ -598,8 +602,8 @@ class Steps:
             optimizer.release(SETTLE_LIMIT_S)
 
     def _settle_pushes(self) -> None:
-        """What has left is on its way to the shards: once it is there, it counts when the worker has left."""
+        """Waits until what has left is on the shards: then it counts when the worker has left."""
         until_s = time.monotonic() + SETTLE_LIMIT_S
         with suppress(PsError):
             for exchange in self.link.exchanges:
-                exchange.wait_acked(limit_s=max(until_s - time.monotonic(), 0.0))
+                exchange.in_flight.wait_acked(limit_s=max(until_s - time.monotonic(), 0.0))

@@ -16,11 +16,12 @@ from typing import TypeVar, cast
 import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
-from ps_worker.data.batch_in_hand import BatchInHand
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.process.one_thread import Answering
 from ps_worker.process.waiting import waits
-from ps_worker.step_host import StepHost
+from ps_worker.step.batch_in_hand import BatchInHand
+from ps_worker.step.first_push import FirstPush
+from ps_worker.step.step_host import StepHost
 
 Result = TypeVar("Result")
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
@@ -73,6 +74,7 @@ class Table:
         self._taken = step
         self._host = host
         self._batch = BatchInHand()
+        self._first = FirstPush(host, step=lambda: self.step)
         self.waited_s = 0.0
 
     @property
@@ -83,7 +85,7 @@ class Table:
     @property
     def step(self) -> int:
         """This worker's clock: the number of its next push."""
-        return self._exchange.step_of(self._taken)
+        return self._exchange.in_flight.step_of(self._taken)
 
     def push(self, gradients: Mapping[str, torch.Tensor], *, weight: float = 1.0) -> Future[None]:
         """Pushes one step: the given gradients; the others count as none.
@@ -109,7 +111,7 @@ class Table:
 
     def _push(self, gradients: Mapping[str, torch.Tensor], weight: float, step: int) -> None:
         exchange = self._exchange
-        exchange.wait_free()
+        exchange.in_flight.wait_free()
         with torch.no_grad():
             for name, index in self._index.items():
                 view = exchange.gradients.views[index]
@@ -124,14 +126,14 @@ class Table:
         return self._take_step(self._abstain)
 
     def _abstain(self, step: int) -> None:
-        self._exchange.wait_acked()
+        self._exchange.in_flight.wait_acked()
         self._exchange.abstain(step=step)
 
     def sit_out(self, *, again: bool) -> None:
         """As `WrappedOptimizer.sit_out`."""
         step = self.step
         self._exchange.pass_gate(step)
-        self._exchange.begin(step)
+        self._first.begin(self.number, step)
         self._abstain(step)
         self._taken = step + 1
         self._batch.sit_out(again=again)
@@ -164,7 +166,7 @@ class Table:
         reply = _Reply(
             lambda: self._again(lambda: self._pull(out)).result(), lambda: self._pulled(out), self._waited
         )
-        self._exchange.when_pulled(reply.end, reply.read)
+        self._exchange.in_flight.when_pulled(reply.end, reply.read)
         return reply
 
     def _waited(self, seconds: float) -> None:
@@ -203,10 +205,11 @@ class Table:
                 here, of that round, is void.
         """
         self._taken = steps[self.number]
+        self._first.reenter()
         self._batch.reenter(void=bool(stepped) and self.number not in stepped)
 
     def renew(self) -> None:
-        """What is pushed from now on counts."""
+        """Lets what is pushed from now on count."""
         self._batch.renew()
 
     def replay(self) -> None:
@@ -216,13 +219,14 @@ class Table:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _take_step(self, push: Callable[[int], None]) -> Future[None]:
-        """What is pushed by a worker that was evicted meanwhile is void: it joins again."""
+        """Takes a step; of a worker that was evicted meanwhile it is void, and it joins again."""
         with self._host.inside:
             if not self._host.announce() and not self._batch.void and self._opens():
                 step = self.step
-                self._host.before_step(step + 1)
+                self._first.end()  # of one that an error ended
+                self._first.weigh()
                 try:
-                    self._exchange.begin(step)
+                    self._first.begin(self.number, step)
                     push(step)
                 except Evicted:
                     self._rejoin()
@@ -231,7 +235,7 @@ class Table:
                 self._host.after_step(self.step)
             self._batch.end()
         reply = _Reply(lambda: self._again(lambda: None), lambda: None)
-        self._exchange.when_acked(reply.end)
+        self._exchange.in_flight.when_acked(reply.end)
         return reply
 
     def _opens(self) -> bool:
@@ -244,9 +248,9 @@ class Table:
         return True
 
     def _again(self, call: Callable[[], Result]) -> Result:
-        """What follows when the answer is that this worker was evicted: any thread may wait for it."""
+        """Goes on where the answer is that this worker was evicted: any thread may wait for it."""
         with self._host.inside.turn:
-            if self._exchange.evicted:
+            if self._exchange.in_flight.evicted:
                 self._rejoin()
             return call()
 
@@ -260,9 +264,9 @@ class Table:
             values = {name: tensor.copy_(views[self._index[name]]) for name, tensor in out.items()}
         return Pulled(
             values=values,
-            version=min(exchange.versions),
-            spread=exchange.spread,
-            clocks=dict(exchange.clocks),
+            version=min(exchange.in_flight.versions),
+            spread=exchange.in_flight.spread,
+            clocks=dict(exchange.in_flight.clocks),
         )
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -313,7 +317,7 @@ class _Reply(Future[Result]):
             self._failed = error
 
     def end(self, error: PsError | None) -> None:
-        """What was asked for has come, or never will."""
+        """Sets the result: what was asked for has come, or never will."""
         failed = error or self._failed
         with Answering():
             if failed is None:

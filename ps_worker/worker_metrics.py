@@ -34,11 +34,15 @@ class WorkerMetrics:
         page.put("ps_worker_samples_total", steps.data.samples, *whose)
         page.put("ps_worker_waited_seconds_total", steps.waited_s, *whose)
         page.put("ps_worker_bytes_total", sum(it.bytes_pushed for it in exchanges), *whose, "out")
-        page.put("ps_worker_bytes_total", sum(it.bytes_pulled for it in exchanges), *whose, "in")
+        page.put("ps_worker_bytes_total", sum(it.in_flight.bytes_pulled for it in exchanges), *whose, "in")
         abstained = sum(optimizer.abstained for optimizer in tuple(steps.optimizers))
         page.put("ps_worker_abstained_total", abstained, *whose)
-        page.put("ps_worker_missed_total", sum(it.missed for it in exchanges), *whose)
-        page.put("ps_worker_version_spread_updates", max((it.spread for it in exchanges), default=0), *whose)
+        page.put("ps_worker_missed_total", sum(it.in_flight.missed for it in exchanges), *whose)
+        page.put(
+            "ps_worker_version_spread_updates",
+            max((it.in_flight.spread for it in exchanges), default=0),
+            *whose,
+        )
         page.put("ps_worker_incarnation", link.incarnation, *whose)
         for name, value in sorted(steps.metrics.items())[:MOST_LOGGED]:
             page.put("ps_worker_logged", value, *whose, name)

@@ -25,5 +25,5 @@ def carrier_of(servers: tuple[str, ...], job: str, access: Access = OPEN) -> str
 
 
 def carrier_text(carrier: str, asked: str) -> str:
-    """What carries, and what was asked for if that is another; for people."""
+    """Names the carrier, and the one that was asked for if that is another; for people."""
     return carrier if asked == carrier else f"{carrier} ({asked})"

@@ -6,12 +6,12 @@ from rich.table import Table
 
 from ps_lab.bench import limit
 from ps_lab.bench.carriers import carrier_text
-from ps_lab.bench.roundtrip import PROJECT, Outcome
+from ps_lab.bench.roundtrip import PROJECT, RoundtripOutcome
 from ps_lab.bench.step import ALONE, DDP, StepOutcome
 from ps_wire.spec.wire_dtype import WireDtype
 
 
-def roundtrip_table(outcome: Outcome) -> Table:
+def roundtrip_table(outcome: RoundtripOutcome) -> Table:
     """A row per party."""
     setup = outcome.setup
     table = Table(
@@ -71,7 +71,7 @@ def step_table(outcome: StepOutcome) -> Table:
     return table
 
 
-def _title(outcome: Outcome) -> str:
+def _title(outcome: RoundtripOutcome) -> str:
     setup = outcome.setup
     tls = "" if setup.tls_dir is None else " with TLS"
     rounded = "" if setup.wire_dtype == WireDtype.FP32 else f", the project's in {setup.wire_dtype}"
@@ -84,7 +84,7 @@ def _title(outcome: Outcome) -> str:
     )
 
 
-def _limit_text(outcome: Outcome) -> str:
+def _limit_text(outcome: RoundtripOutcome) -> str:
     if outcome.carrier == limit.SHARED_MEMORY:
         return "sum and optimizer" if outcome.setup.consistency == "bsp" else "optimizer and copy"
     if outcome.setup.tls_dir is not None:

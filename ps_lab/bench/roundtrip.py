@@ -33,7 +33,7 @@ PROCESS_BYTES = 250 << 20  # of python with torch, idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RoundtripOutcome:
     """Measured times of round trips.
 
     Attributes:
@@ -126,7 +126,7 @@ def started(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
         yield _start(session, setup, peers)
 
 
-def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> Outcome:
+def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS) -> RoundtripOutcome:
     """Runs the bench. Call it in the main thread: it takes over the signals that stop a program.
 
     Args and errors are those of `started`.
@@ -143,7 +143,7 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
             peak, borrowed = at_end, lent
     job = status.job(JOB)
     assert job is not None, "the servers keep a job until they stop"
-    return Outcome(
+    return RoundtripOutcome(
         setup=setup,
         carrier=run.carrier,
         rounds=rounds,
@@ -154,7 +154,7 @@ def measure(setup: Setup, watcher: Watcher, *, peers: Mapping[str, Peer] = PEERS
 
 
 def _memory(servers: Sequence[int]) -> tuple[int | None, int | None]:
-    """What servers have had resident at their peak; what they have borrowed now."""
+    """Measures what servers have had resident at their peak, and what they have borrowed now."""
     return _total(usage.peak_rss_bytes, servers), _total(usage.borrowed_bytes, servers)
 
 

@@ -51,7 +51,7 @@ class JobSetup:
         parse(self.consistency)
 
     def to_json(self, carrier: str) -> dict[str, object]:
-        """What figures name of it; `carrier` is what the job got."""
+        """The facts that figures name of it; `carrier` is what the job got."""
         return {
             "num_servers": self.num_servers,
             "num_workers": self.num_workers,

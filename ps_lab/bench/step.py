@@ -126,7 +126,7 @@ class StepOutcome:
         return summarize(self.rounds[party])
 
     def beyond_s(self, party: str) -> float:
-        """What a step of that party takes beyond compute alone; below 0 only by noise."""
+        """Seconds that a step of that party takes beyond compute alone; below 0 only by noise."""
         return self.summary(party).median - self.summary(ALONE).median
 
     def ratio(self, party: str) -> float | None:

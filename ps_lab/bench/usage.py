@@ -62,7 +62,7 @@ def open_files(pid: int) -> int | None:
 
 
 def available_bytes() -> int | None:
-    """What the machine can still hand out without swapping."""
+    """Bytes that the machine can still hand out without swapping."""
     return _field(Path("/proc/meminfo"), "MemAvailable")
 
 

@@ -38,11 +38,11 @@ class Started(Protocol):
 
     @property
     def stdin(self) -> IO[bytes] | None:
-        """What it reads, if anything."""
+        """The pipe that it reads, if it reads one."""
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """What it writes."""
+        """The pipe that it writes."""
 
     def wait(self) -> int:
         """Waits for its end, and reaps it; negative: the signal that ended it."""

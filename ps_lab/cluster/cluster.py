@@ -216,7 +216,7 @@ class Cluster:
         return worker
 
     def next_event(self, timeout_s: float) -> Event | None:
-        """What happened next; None if nothing does within `timeout_s`."""
+        """Waits for what happens next; None if nothing does within `timeout_s`."""
         try:
             return self.events.get(timeout=max(timeout_s, 0.0))
         except queue.Empty:
@@ -319,7 +319,7 @@ def _of_group(size: int) -> tuple[str, ...]:
 
 
 def interrupted(event: Signalled) -> Interrupted:
-    """What to raise for a signal that came."""
+    """The exception to raise for a signal that came."""
     return Interrupted(f"stopped by {signal.Signals(event.number).name}", signal=event.number)
 
 

@@ -198,7 +198,7 @@ def _is_script(command: Sequence[str]) -> bool:
 
 
 def _line(link: socket.socket) -> bytes:
-    """What comes until the line's end, and no byte of the next line."""
+    """Reads until the line's end, and no byte of the next line."""
     data = b""
     while not data.endswith(b"\n"):
         more = link.recv(1)
@@ -324,7 +324,7 @@ def _run_command(name: str, prepare: Callable[[], None]) -> Never:
 
 
 def _become(request: dict[str, Any], stdin: int, output: int, parent: int, threads: int) -> None:
-    """What an exec would have done: group, signals, descriptors, environment, and states that must differ."""
+    """Does what an exec would have done: group, signals, descriptors, environment, own states."""
     os.setpgid(0, 0)
     die_with(parent)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):  # Ctrl-C: as while a process is loaded

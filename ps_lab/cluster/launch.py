@@ -38,7 +38,7 @@ def check_job(
     wire_dtype: str | None = None,
     group_size: int = 1,
 ) -> Job:
-    """What a person typed, as a job.
+    """Makes a job of what a person typed.
 
     Raises:
         UsageError: the script is no file, or the job's name, `nonfinite`, `carrier` or `wire_dtype` is none.

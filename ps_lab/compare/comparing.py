@@ -16,7 +16,7 @@ from ps_lab.compare import facts
 from ps_lab.compare.folder import Folder, RunFolder
 from ps_lab.compare.local_runner import LocalRunner, check
 from ps_lab.compare.metrics import RunFigures
-from ps_lab.compare.outcome import Ending, Outcome
+from ps_lab.compare.outcome import Ending, RunOutcome
 from ps_lab.compare.results import read_run, read_runs
 from ps_lab.compare.scores import Scores
 from ps_lab.errors import RunsFailed
@@ -128,7 +128,7 @@ class _Comparing:
         )
 
     def _left(self) -> str:
-        """What the others will take, once one has ended."""
+        """Says how long the others will take, once one has ended."""
         if not self._done:
             return ""
         mean_s = (time.monotonic() - self._began_s) / self._done
@@ -136,7 +136,7 @@ class _Comparing:
         return f", about {minutes}:{seconds:02} left"
 
 
-def _said(one: RunFolder, outcome: Outcome, figures: RunFigures) -> str:
+def _said(one: RunFolder, outcome: RunOutcome, figures: RunFigures) -> str:
     if outcome.ending is Ending.FAILED:
         return f"{one.run}: FAILED: {outcome.reason}"
     parts = [f"{outcome.ended_unix_s - outcome.started_unix_s:.1f} s"]

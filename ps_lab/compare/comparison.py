@@ -139,7 +139,7 @@ class Comparison:
 
     @classmethod
     def read(cls, folder: Folder) -> Comparison:
-        """What a folder holds."""
+        """Reads what a folder holds."""
         return cls(folder.experiment, read_runs(folder))
 
     @property

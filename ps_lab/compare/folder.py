@@ -25,7 +25,7 @@ from typing import Any
 
 from ps_lab.compare import outcome as outcomes
 from ps_lab.compare.facts import Facts
-from ps_lab.compare.outcome import Outcome
+from ps_lab.compare.outcome import RunOutcome
 from ps_lab.experiments import experiment as experiments
 from ps_lab.experiments.experiment import Experiment
 from ps_lab.experiments.plan import Run, runs
@@ -72,7 +72,7 @@ class RunFolder:
             {"format": FORMAT, "id": self.run.id, "run": self.run.to_json(), "facts": facts.to_json()},
         )
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         """Writes what came of the run; from then on it is done."""
         write_text(self.path / RESULT, outcomes.encode(outcome))
 
@@ -93,8 +93,8 @@ class RunFolder:
         except (KeyError, TypeError) as error:
             raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
-    def outcome(self) -> Outcome | None:
-        """What came of it; None: it has not ended.
+    def outcome(self) -> RunOutcome | None:
+        """Reads how the run went; None: it has not ended.
 
         Raises:
             UsageError: the file is damaged, or of another release.

@@ -13,9 +13,11 @@ import math
 import os
 import queue
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,9 +26,10 @@ from ps_lab.cluster.child import Child
 from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
 from ps_lab.cluster.interrupts import Signalled
 from ps_lab.cluster.team import Team
-from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
+from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts
+from ps_lab.compare.progress import Progress, RecordsProgress, Seen, ServersProgress, of_job
 from ps_lab.errors import Interrupted, process_failed
-from ps_lab.experiments.experiment import Evaluation, Experiment
+from ps_lab.experiments.experiment import BASELINES, DDP, Evaluation, Experiment
 from ps_lab.experiments.plan import Run
 from ps_lab.jobs.calls import drop
 from ps_lab.status.observer import ask
@@ -39,6 +42,7 @@ TICK_S = 0.25
 LAST_LOOK_S = 10.0  # for an evaluation of the final weights, when all workers have ended
 GRACE_S = 20.0  # from SIGTERM until a worker is killed: its step may be a long one
 KILLED = 128 + 9  # as a shell says it
+ALONE = "none"  # instead of addresses: workers without servers
 
 
 def check(experiment: Experiment) -> None:
@@ -48,7 +52,16 @@ def check(experiment: Experiment) -> None:
         UsageError: the experiment asks for it; the key is named.
     """
     refused = [
-        ("baselines", bool(experiment.baselines), "they need worker groups, which there are not yet"),
+        (
+            "baselines",
+            set(experiment.baselines) - {DDP} != set(),
+            "none, data parallel without servers, cannot be run yet, ddp can",
+        ),
+        (
+            "record",
+            bool(experiment.baselines) and not experiment.record,
+            "baselines have no servers that would say how far they are: their records do",
+        ),
         ("group_size", experiment.setup.group_size > 1, "there are no worker groups yet"),
         ("hosts", bool(experiment.setup.hosts), "runs in networks of their own are not there yet"),
         *(
@@ -99,7 +112,7 @@ class LocalRunner:
     ) -> None:
         self._stop()
 
-    def run(self, run: Run, *, records: Path, log: Path) -> Outcome:
+    def run(self, run: Run, *, records: Path, log: Path) -> RunOutcome:
         """Runs one run to its end; one that a process of it has failed is an outcome, too.
 
         Args:
@@ -121,7 +134,7 @@ class LocalRunner:
                 raise
             except PsError as error:
                 self._stop()  # a server ended, or did not start: the next run has others
-                return Outcome(
+                return RunOutcome(
                     ending=Ending.FAILED,
                     reason=f"{error.message}; {log} has its output",
                     started_unix_s=began_s,
@@ -170,20 +183,24 @@ class _Running:
         self._cluster = cluster
         self._on_line = on_line
         self._run = run
+        self._records = records
+        self._serves = run.model not in BASELINES
         environment = {"PS_STRAGGLER": str(run.profile.stragglers(run.seed))}
         if run.record:
             environment["PS_RECORD"] = str(records.absolute())
         self._job = Job(
             name=f"run-{run.id.rpartition('-')[2]}",
-            consistency=run.model,
+            consistency=run.model if self._serves else "bsp",
             num_workers=run.workers,
             script=scripts / run.script,
             arguments=run.arguments,
             carrier=run.carrier,
             wire_dtype=run.wire_dtype,
+            servers=None if self._serves else (ALONE,),
             environment=environment,
         )
         self._scripts = scripts
+        self._places: dict[str, str] = {}  # added to the environment of all processes of this run
         self._killed: Counter[int] = Counter()  # how often each worker was, by its profile
         self._evaluator: Child | None = None
         self._evaluations: list[EvaluationPoint] = []
@@ -192,7 +209,7 @@ class _Running:
         self._asked_s: float | None = None  # when its workers were asked to leave
         self._reason = ""
 
-    def to_its_end(self, began_s: float, on_progress: Callable[[str], None]) -> Outcome:
+    def to_its_end(self, began_s: float, on_progress: Callable[[str], None]) -> RunOutcome:
         """Starts it, and returns what came of it.
 
         Raises:
@@ -200,38 +217,66 @@ class _Running:
             ProcessFailed: a server ended.
             ServerUnreachable: a server does not answer.
         """
+        with self._placed():
+            return self._ran(began_s, on_progress)
+
+    @contextlib.contextmanager
+    def _placed(self) -> Iterator[None]:
+        """A folder of its own for the workers of a baseline, where they meet; servers know the job."""
         self._forget()
+        if self._serves:
+            yield
+        else:
+            with tempfile.TemporaryDirectory(prefix="ps-ddp-") as folder:
+                self._places = {"PS_DDP": folder}
+                yield
+        self._forget()
+
+    def _ran(self, began_s: float, on_progress: Callable[[str], None]) -> RunOutcome:
         busy_s = _busy_s()
         served_s = {server: server.used_s() for server in self._cluster.servers}
-        team = Team(self._cluster, self._job)
+        team = Team(self._cluster, replace(self._job, environment={**self._job.environment, **self._places}))
         if self._run.evaluation is not None:
             self._evaluator = self._evaluate(self._run.evaluation)
-        with Watch(self._cluster.addresses, self._job.name, self._cluster.access) as watch:
+        with self._progress() as progress:
             while not team.over:
                 self._happened(team, self._cluster.next_event(TICK_S))
                 team.look()
-                on_progress(watch.line)
-                self._look(team, watch.job, time.monotonic())
+                seen = progress.seen
+                on_progress(progress.line)
+                self._look(team, seen, time.monotonic())
+            seen = progress.seen
         ended_s = time.time()
         if self._evaluator is not None:
             self._last_look(self._evaluator)
-        status = ask(self._cluster.addresses, self._cluster.access).job(self._job.name)
-        self._forget()
+        status = self._status()
+        if status is not None:
+            seen = of_job(status)
         beside = () if self._evaluator is None else (self._evaluator,)
         cpu_s = _used_s((*team.ended, *beside), served_s)
         others_s = None if busy_s is None else (_busy_s() or busy_s) - busy_s - sum(cpu_s.values())
-        return Outcome(
+        return RunOutcome(
             ending=Ending.FAILED if self._reason else Ending.FINISHED,
             reason=self._reason,
             started_unix_s=began_s,
             ended_unix_s=ended_s,
-            metrics={} if status is None else _metrics(status),
+            metrics={} if seen is None else seen.metrics,
             evaluations=tuple(self._evaluations),
             counts=() if status is None else _counts(status),
             cpu_s=cpu_s,
             other_cpu_s=None if others_s is None else max(others_s, 0.0),
             faults=tuple(self._faults),
         )
+
+    def _progress(self) -> Progress:
+        if not self._serves:
+            return RecordsProgress(self._records, self._run.workers)
+        return ServersProgress(Watch(self._cluster.addresses, self._job.name, self._cluster.access))
+
+    def _status(self) -> JobStatus | None:
+        if not self._serves:
+            return None
+        return ask(self._cluster.addresses, self._cluster.access).job(self._job.name)
 
     def _happened(self, team: Team, event: Event | None) -> None:
         if event is None:
@@ -265,33 +310,33 @@ class _Running:
         mine.sort(key=lambda part: part.step)
         return mine[self._killed[number]] if self._killed[number] < len(mine) else None
 
-    def _look(self, team: Team, job: JobStatus | None, now_s: float) -> None:
+    def _look(self, team: Team, seen: Seen | None, now_s: float) -> None:
         if self._asked_s is not None:
             if now_s - self._asked_s > GRACE_S:
                 team.kill()
             return
-        if job is None:
+        if seen is None:
             return
-        if self._first_step_s is None and any(worker.step for worker in job.workers):
+        if self._first_step_s is None and seen.step:
             self._first_step_s = now_s
-        if self._first_step_s is not None and self._is_over(job, now_s - self._first_step_s):
+        if self._first_step_s is not None and self._is_over(seen, now_s - self._first_step_s):
             self._ask_to_leave(team, now_s)
 
     def _ask_to_leave(self, team: Team, now_s: float) -> None:
         self._asked_s = now_s
         team.terminate()
 
-    def _is_over(self, job: JobStatus, passed_s: float) -> bool:
+    def _is_over(self, seen: Seen, passed_s: float) -> bool:
         """Whether a stop rule is met; the exact moment is read from the records afterwards."""
         stop = self._run.stop
         if stop.time_s is not None and passed_s >= stop.time_s:
             return True
-        if stop.samples is not None and sum(worker.samples for worker in job.workers) >= stop.samples:
+        if stop.samples is not None and seen.samples >= stop.samples:
             return True
         if stop.target is None or stop.goes_on:
             return False
         if self._run.evaluation is None:
-            value = job.metric(stop.target.metric)
+            value = seen.metrics.get(stop.target.metric)
         else:
             looks = [look.values.get(stop.target.metric) for look in list(self._evaluations)]
             value = looks[-1] if looks else None
@@ -310,7 +355,8 @@ class _Running:
 
     def _forget(self) -> None:
         with contextlib.suppress(JobUnknown):
-            drop(self._cluster.addresses[0], self._job.name, self._cluster.access, force=True)
+            if self._serves:
+                drop(self._cluster.addresses[0], self._job.name, self._cluster.access, force=True)
 
     def _evaluate(self, evaluation: Evaluation) -> Child:
         """Its script reads the job's weights as it likes, and prints a JSON object at each look."""
@@ -324,9 +370,10 @@ class _Running:
             "evaluator",
             [sys.executable, str(self._scripts / evaluation.script), *evaluation.arguments],
             {
-                "PS_SERVERS": ",".join(self._cluster.addresses),
+                "PS_SERVERS": ",".join(self._job.servers or self._cluster.addresses),
                 "PS_JOB": self._job.name,
                 "PS_EVALUATE_EVERY": f"{evaluation.every_s:g}",
+                **self._places,
             },
             said,
         )
@@ -353,11 +400,6 @@ def _busy_s() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def _metrics(job: JobStatus) -> dict[str, float]:
-    names = sorted({name for worker in job.workers for name in worker.metrics})
-    return {name: value for name in names if (value := job.metric(name)) is not None}
-
-
 def _counts(job: JobStatus) -> tuple[WorkerCounts, ...]:
     found: dict[int, list[int]] = {}
     for table in job.tables:
@@ -374,7 +416,7 @@ def _counts(job: JobStatus) -> tuple[WorkerCounts, ...]:
 
 
 def _point(line: str) -> EvaluationPoint | None:
-    """What an evaluation script printed, if it is a look: a JSON object of numbers.
+    """Reads what an evaluation script printed, if it is a look: a JSON object of numbers.
 
     `held_s` and `unix_s` among them say how long it held pushes back, and when the weights were read.
     """

@@ -216,7 +216,7 @@ class RunFigures:
 
     @property
     def judged_by(self) -> str:
-        """What quality is read from: evaluations, else the script's log."""
+        """The source of quality: evaluations, else the script's log."""
         if self.evaluated:
             return "held-out evaluation"
         if self.smoothed.values.size:
@@ -264,7 +264,7 @@ class RunFigures:
     def time_split(self, worker: int | None = None) -> dict[str, float]:
         """Seconds of each of `PARTS`, of one worker or of all."""
         mine = [one for one in self.recorded if worker is None or one.header.worker == worker]
-        parts = {part: float(sum(one.numbers(f"{part}_s").sum() for one in mine)) for part in PARTS[:-1]}
+        parts = {part: float(sum(np.nansum(one.numbers(f"{part}_s")) for one in mine)) for part in PARTS[:-1]}
         whole = float(sum((one.ended_unix_s - one.started_unix_s).sum() for one in mine))
         return {**parts, "other": max(0.0, whole - sum(parts.values()))}
 
@@ -311,7 +311,7 @@ class RunFigures:
         return sum(point.held_s for point in points)
 
     def recoveries(self) -> tuple[Recovery, ...]:
-        """What each fault did."""
+        """Computes what each fault did."""
         faults = () if self.data.outcome is None else self.data.outcome.faults
         return tuple(self._recovery(fault) for fault in faults if self.recorded)
 

@@ -74,7 +74,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """The outcome of one run, as a file has it.
 
     Attributes:
@@ -102,13 +102,13 @@ class Outcome:
     faults: tuple[Fault, ...] = ()
 
 
-def encode(outcome: Outcome) -> str:
+def encode(outcome: RunOutcome) -> str:
     """Its JSON; numbers that are none are the texts "nan", "inf" and "-inf"."""
     return json.dumps(_plain({"format": FORMAT, **asdict(outcome)}), indent=1, allow_nan=False)
 
 
-def decode(text: str) -> Outcome:
-    """What such a JSON says.
+def decode(text: str) -> RunOutcome:
+    """Reads such a JSON.
 
     Raises:
         UsageError: it is none, or of another release.
@@ -118,7 +118,7 @@ def decode(text: str) -> Outcome:
         found = values.pop("format")
         if found != FORMAT:
             raise UsageError(f"format {found!r} is not {FORMAT}: another release wrote it")
-        return Outcome(
+        return RunOutcome(
             **{
                 **values,
                 "ending": Ending(values["ending"]),

@@ -335,7 +335,7 @@ def _markdown(
 
 
 def headlines(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """What a terminal shows: times to the target where there are any, else speeds."""
+    """The lines for a terminal: times to the target where there are any, else speeds."""
     times = tuple(one for one in found if one.question == TARGET and one.effect is not None)
     return times or tuple(one for one in found if one.question == SPEED)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ps_lab.compare.facts import Facts
 from ps_lab.compare.folder import Folder, RunFolder
-from ps_lab.compare.outcome import Ending, Outcome
+from ps_lab.compare.outcome import Ending, RunOutcome
 from ps_lab.experiments.plan import Run
 from ps_wire.errors import UsageError
 from ps_worker.recording import columns
@@ -54,7 +54,7 @@ class Recording:
         return self.header.unix_s + self.numbers("ended_s")
 
     def metric(self, name: str) -> Numbers:
-        """What the script logged by that name, NaN where it did not; one element per step."""
+        """The values that the script logged by that name, NaN where it did not; one element per step."""
         if name == "loss":
             return self.numbers("loss")
         return np.array([step.metrics.get(name, np.nan) for step in self.steps], dtype=np.float64)
@@ -73,7 +73,7 @@ class RunData:
 
     run: Run
     facts: Facts | None
-    outcome: Outcome | None
+    outcome: RunOutcome | None
     recordings: tuple[Recording, ...]
 
     @property

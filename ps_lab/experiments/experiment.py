@@ -22,7 +22,8 @@ from ps_wire.frames import carrier as carriers
 from ps_wire.spec import consistency, wire_dtype
 from ps_wire.spec.address import check_job_name
 
-BASELINES = ("none", "ddp")
+DDP = "ddp"
+BASELINES = ("none", DDP)
 MAX_FILE_BYTES = 1 << 20
 LEAST_SEEDS = 5  # with fewer nothing is called significant
 _UNFINGERPRINTED = {"description", "budget_s"}  # a folder may go on with another budget
@@ -206,7 +207,7 @@ class Experiment:
 
     @property
     def reference(self) -> str:
-        """What the others are compared with: bsp, else a baseline, else the first model."""
+        """The party that the others are compared with: bsp, else a baseline, else the first model."""
         return "bsp" if "bsp" in self.models else self.parties[0]
 
     def to_json(self) -> dict[str, Any]:

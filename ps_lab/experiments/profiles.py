@@ -38,7 +38,7 @@ class Profile:
         return not self.straggler.parts and not self.arguments
 
     def stragglers(self, seed: int) -> StragglerProfile:
-        """What the workers of a run are told, and a simulation reckons with.
+        """The profile that the workers of a run are told, and a simulation reckons with.
 
         Raises:
             UsageError: the seed is too large for one of stragglers.

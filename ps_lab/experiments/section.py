@@ -48,7 +48,7 @@ class Section:
         return f"{self.where}.{name}" if self.where else name
 
     def raw(self, name: str) -> Any:
-        """What stands there.
+        """The value as it stands there.
 
         Raises:
             UsageError: nothing does.
@@ -100,7 +100,7 @@ class Section:
         return self._list(name)
 
     def refused(self, name: str, wanted: str, value: object) -> UsageError:
-        """What to raise for a value that is not what was wanted."""
+        """The error to raise for a value that is not what was wanted."""
         return UsageError(f"{self.key(name)} must be {wanted}, got {_shown(value)}", key=self.key(name))
 
     def _list(self, name: str) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ class Section:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What is said of a name that is none: the nearest one, or all of them."""
+    """Says for a name that is not known which one is near, or names all of them."""
     names = tuple(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"valid are: {', '.join(names)}"

@@ -13,14 +13,14 @@ SHOWN_WORKERS = 16
 
 
 def held_text(job: Job) -> str:
-    """What the servers hold of it."""
+    """Says what the servers hold of it."""
     held = sum(table.weight_bytes + table.optimizer_bytes for table in job.tables)
     tables = f"{len(job.tables)} table{'s' * (len(job.tables) != 1)}"
     return f"{job.state}, {tables}, {bytes_text(held)} of weights and optimizer state"
 
 
 def dropped_lines(job: str, held: str, dropped: pb.DropReply) -> Iterator[str]:
-    """What became of it; `held` is what was known before."""
+    """Says what became of it; `held` is what was known before."""
     yield f"job {job} is dropped: it was {held or one_line(dropped.state)}"
     for worker in dropped.workers[:SHOWN_WORKERS]:
         yield f"told, and ends: {one_line(worker)}"

@@ -16,12 +16,12 @@ from ps_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from ps_lab.simulate.costs import Costs
-    from ps_lab.simulate.engine import Learner, Outcome, Setup
+    from ps_lab.simulate.engine import Learner, Setup, SimulatedRun
     from ps_lab.simulate.summary import Summary
 
 
 class Learn(StrEnum):
-    """What is trained."""
+    """The kinds of model that can be trained."""
 
     NOTHING = "nothing"
     LOGISTIC = "logistic"
@@ -30,7 +30,7 @@ class Learn(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained, if anything, and how."""
+    """The training, if there is any, and how it is done."""
 
     kind: Learn
     lr: float
@@ -225,7 +225,7 @@ def _experiment(
     experiment, text = experiments.read(path)
     costs, num_steps, delay, origin = defaults
 
-    def tell(run: object, outcome: Outcome) -> None:
+    def tell(run: object, outcome: SimulatedRun) -> None:
         it = summarized(outcome)
         say(f"{run}: {it.steps_per_s:.1f} steps/s, tau {it.tau.mean:.2f}, at the gate {it.split['gate']:.0%}")
 

@@ -131,7 +131,7 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulatedRun:
     """The outcome of a simulation.
 
     Attributes:
@@ -265,7 +265,7 @@ class Simulation:
         self._steps = StepTable()
         self._evaluations: list[Evaluation] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulatedRun:
         """Runs it to its end."""
         self._table.start(range(self._setup.num_workers))
         for worker in self._workers:
@@ -533,7 +533,7 @@ class Simulation:
             self._evaluate()
             self._at(self._now_s + self._setup.evaluate_s, self._look)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SimulatedRun:
         if self._setup.limit_s is None:
             assert all(worker.over for worker in self._workers), "somebody waits and nobody will come"
         duration_s = self._last_s if self._setup.limit_s is None else self._limit_s
@@ -541,7 +541,7 @@ class Simulation:
             self._now_s = duration_s
             self._evaluate()
         live = [it for it in self._workers if it.incarnation]
-        return Outcome(
+        return SimulatedRun(
             setup=self._setup,
             steps=self._steps,
             duration_s=duration_s,

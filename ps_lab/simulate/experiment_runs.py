@@ -13,13 +13,12 @@ from pathlib import Path
 
 from ps_lab.compare.facts import gather
 from ps_lab.compare.folder import Folder
-from ps_lab.compare.outcome import Ending, EvaluationPoint, WorkerCounts
-from ps_lab.compare.outcome import Outcome as RunOutcome
+from ps_lab.compare.outcome import Ending, EvaluationPoint, RunOutcome, WorkerCounts
 from ps_lab.experiments.experiment import BASELINES
 from ps_lab.experiments.plan import Run
 from ps_lab.simulate import records
 from ps_lab.simulate.costs import Costs, Link
-from ps_lab.simulate.engine import Learner, Outcome, Setup, Simulation
+from ps_lab.simulate.engine import Learner, Setup, SimulatedRun, Simulation
 from ps_wire.spec import consistency
 
 BYTES_PER_MEGABIT = 125_000.0
@@ -27,7 +26,7 @@ BYTES_PER_MEGABIT = 125_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What an experiment does not say.
+    """The settings that an experiment does not say.
 
     Attributes:
         costs: of a step.
@@ -45,7 +44,7 @@ class Defaults:
 
 
 def setup_of(run: Run, defaults: Defaults) -> Setup:
-    """What is simulated for a run."""
+    """The setup that is simulated for a run."""
     links = [
         Link(
             workers=host.workers,
@@ -79,7 +78,7 @@ def simulate(
     defaults: Defaults,
     *,
     learner: Callable[[Run, Setup], Learner | None],
-    tell: Callable[[Run, Outcome], None],
+    tell: Callable[[Run, SimulatedRun], None],
 ) -> None:
     """Does all runs that are missing, in their order; baselines stay so.
 
@@ -105,8 +104,8 @@ def simulate(
             tell(place.run, outcome)
 
 
-def run_outcome(outcome: Outcome) -> RunOutcome:
-    """What came of it, as of a real run; times begin at 0."""
+def run_outcome(outcome: SimulatedRun) -> RunOutcome:
+    """The outcome, as that of a real run; times begin at 0."""
     last = outcome.evaluations[-1].metrics if outcome.evaluations else {}
     return RunOutcome(
         ending=Ending.FINISHED,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ps_lab.compare.results import Recording
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.engine import Outcome
+from ps_lab.simulate.engine import SimulatedRun
 from ps_wire.errors import UsageError
 
 WARM_UP = 0.05  # of an incarnation's steps, at least one: first steps compile and allocate, and are left out
@@ -104,7 +104,7 @@ class Validation:
         return abs(self.ratio - 1.0) <= MAX_RATIO and self.wasserstein <= most
 
 
-def validate(real: Sequence[Recording], simulated: Outcome) -> Validation:
+def validate(real: Sequence[Recording], simulated: SimulatedRun) -> Validation:
     """A recorded run beside a simulated one, of as many workers.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ps_lab.compare.results import Recording, read_recordings
-from ps_lab.simulate.engine import Outcome
+from ps_lab.simulate.engine import SimulatedRun
 from ps_wire.errors import UsageError
 from ps_worker.recording import columns
 from ps_worker.recording.columns import RecordHeader, StepRecord
@@ -20,7 +20,7 @@ from ps_worker.recording.columns import RecordHeader, StepRecord
 HOST = "simulated"
 
 
-def recorded(outcome: Outcome, job: str) -> Iterator[Recording]:
+def recorded(outcome: SimulatedRun, job: str) -> Iterator[Recording]:
     """The run by worker and incarnation."""
     table, setup = outcome.steps, outcome.setup
     names = ("worker", "incarnation", "step", "clock", "version_read", "tau", "gap", "dropped")
@@ -80,7 +80,7 @@ def _record(whole: dict[str, int], seconds: dict[str, float], *, num_bytes: int,
     )
 
 
-def write(outcome: Outcome, folder: Path, job: str) -> None:
+def write(outcome: SimulatedRun, folder: Path, job: str) -> None:
     """Writes the files of a run into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     for it in recorded(outcome, job):

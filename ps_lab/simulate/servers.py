@@ -66,7 +66,7 @@ class SimulatedTable:
 
     @property
     def ledgers(self) -> dict[int, Ledger]:
-        """What became of each worker's pushes and pulls, over all partitions."""
+        """The ledgers of each worker's pushes and pulls, over all partitions."""
         merged: dict[int, Ledger] = {}
         for machine in self._machines:
             for worker, ledger in machine.ledgers.items():

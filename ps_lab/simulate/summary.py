@@ -1,4 +1,4 @@
-"""What a simulation came to, in a few numbers, and as a table for people."""
+"""A simulation's result in a few numbers, and as a table for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from ps_lab.simulate import closed_forms
-from ps_lab.simulate.engine import Outcome
+from ps_lab.simulate.engine import SimulatedRun
 from ps_wire.spec.staleness import Staleness, summarize
 
 PARTS = ("compute", "push", "gate", "pull")
@@ -62,7 +62,7 @@ class Summary:
         }
 
 
-def summarized(outcome: Outcome) -> Summary:
+def summarized(outcome: SimulatedRun) -> Summary:
     """The numbers of a run."""
     setup, steps = outcome.setup, outcome.steps
     seconds = {part: float(steps.seconds(f"{part}_s").sum()) for part in PARTS}

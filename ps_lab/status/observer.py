@@ -227,7 +227,7 @@ def _snapshot(said: coordinator.SnapshotStatus) -> Snapshot:
 def _events(
     job: coordinator.JobStatus, replies: list[shard.TablesReply], parts: list[Table]
 ) -> dict[str, int]:
-    """What the coordinator and the shards have seen; of pushes that were dropped, each shard's partitions."""
+    """The events of the coordinator and the shards; of pushes that were dropped, each shard's partitions."""
     counts: Counter[str] = Counter(job.events)
     for reply in replies:
         for events in reply.events:

@@ -21,7 +21,7 @@ MOST_EVENTS = 6
 
 
 def drawn(view: View) -> Iterator[RenderableType]:
-    """What there is to see, from top to bottom."""
+    """Draws what there is to see, from top to bottom."""
     yield Text(one_line(view.source), style="dim")
     if view.trouble:
         yield Text(one_line(view.trouble), style="bold red")

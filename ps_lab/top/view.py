@@ -129,7 +129,7 @@ class Rates:
         return (last - first) / (last_s - first_s) if last_s > first_s else None
 
     def forget_others(self) -> None:
-        """What was not asked for since the last call has gone."""
+        """Forgets what was not asked for since the last call."""
         self._seen = {key: seen for key, seen in self._seen.items() if key in self._asked}
         self._asked.clear()
 

@@ -35,7 +35,7 @@ class Chooser:
     _reports: dict[int, Attendance] = field(default_factory=dict)
 
     def reported(self, shard: int, report: Attendance) -> list[Sent]:
-        """What follows from a shard's report; what it seems not to have received is sent again."""
+        """Takes a shard's report, and gives what follows; what it seems to have missed is sent again."""
         self._reports[shard] = report
         again = [(choice, (shard,)) for choice in self._again(report)]
         return again + [(choice, self.holders) for choice in self._next()]

@@ -36,7 +36,7 @@ class Norm:
 
 
 def coefficient(max_norm: float, squares: float) -> float:
-    """What `torch.nn.utils.clip_grad_norm_` multiplies gradients with whose squares have this sum."""
+    """The factor of `torch.nn.utils.clip_grad_norm_` for gradients whose squares have this sum."""
     norm = math.sqrt(squares) if squares >= 0.0 else math.nan
     scale = max_norm / (norm + 1e-6)
     return min(scale, 1.0)  # in this order a NaN stays one, as in torch

@@ -6,7 +6,7 @@ from ps_wire.errors import Evicted, JobDropped, JobFull, RolledBack
 
 
 def evicted(job: str, worker: int, incarnation: int) -> Evicted:
-    """What an incarnation gets that was silent for longer than its lease."""
+    """The error of an incarnation that was silent for longer than its lease."""
     return Evicted(
         f"worker {worker} of job {job} was silent for longer than its lease (PS_LEASE): "
         f"the others went on without its incarnation {incarnation}",
@@ -16,12 +16,12 @@ def evicted(job: str, worker: int, incarnation: int) -> Evicted:
 
 
 def rolled_back(job: str, step: int, why: str = "a server has lost what it held") -> RolledBack:
-    """What every incarnation gets whose steps are no more."""
+    """The error of every incarnation whose steps are no more."""
     return RolledBack(f"job {job} goes on from its snapshot of step {step}: {why}", step=step)
 
 
 def dropped(job: str) -> JobDropped:
-    """What everybody gets who was in a job that a person has dropped."""
+    """The error of everybody who was in a job that a person has dropped."""
     return JobDropped(
         f"job {job} was dropped (ps-lab job drop): the servers have nothing of it any more, and its name "
         "begins anew",

@@ -82,7 +82,7 @@ class StepTally:
             return report
 
     def now(self) -> Attendance | None:
-        """What was, or would have been, reported last, if something can follow from it."""
+        """The report that was, or would have been, made last, if something can follow from it."""
         with self._lock:
             report = self._attendance()
             return report if report is not None and self._decisive(report) else None

@@ -189,7 +189,7 @@ class Coordinator:
         return idle
 
     def dump(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What a successor goes on with, once this one is drained: for JSON, and bytes by name."""
+        """The state that a successor goes on with, once this one is drained: for JSON, and bytes by name."""
         facts = {
             "rooms": self._runners.dump(),
             "shards": self._fleet.dump(),

@@ -27,6 +27,7 @@ from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import (
+    ConfigurationRefused,
     FrameMalformed,
     InternalError,
     JobFull,
@@ -35,6 +36,7 @@ from ps_wire.errors import (
     PsError,
     ServerNotReady,
     StrangerRefused,
+    UsageError,
     WorkerNumberTaken,
 )
 from ps_wire.frames.frame import check_protocol
@@ -47,7 +49,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
 MAX_METRICS = 64
-MAX_HOST, MAX_REASON = 255, 500  # characters
+MAX_HOST, MAX_MEMBER_TEXT = 255, 500  # characters
 JOIN_LIMIT_S = 10.0
 
 
@@ -136,12 +138,16 @@ class MemberStreams:
         raise FrameMalformed("a member's stream starts with a join")
 
     async def _join(self, join: pb.Join) -> tuple[JobRunner, Member, Mailbox, Stream]:
-        check_protocol(join.protocol)
         gatekeeper.check_job(join.job.name)
+        try:
+            check_protocol(join.protocol)
+            wanted = check_spec(join.job)
+            lease_s = check_lease(join.lease_s)
+        except (ConfigurationRefused, UsageError) as error:
+            self._say_refused(join, error)
+            raise
         self._fleet.check_ready()
-        self._check_recovered(join.job.name)
-        wanted = check_spec(join.job)
-        lease_s = check_lease(join.lease_s)
+        self._check_recovered(wanted.name)
         worker = join.worker if join.HasField("worker") else None
         while True:
             runner = self._runner_of(wanted)
@@ -157,10 +163,10 @@ class MemberStreams:
                 break
             except (WorkerNumberTaken, JobFull) as error:
                 if not await self._gives_way(runner, worker):
-                    runner.do(runner.job.refuse(_newcomer(join), error))
+                    self._say_refused(join, error)
                     raise
             except JobMismatch as error:
-                runner.do(runner.job.refuse(_newcomer(join), error))
+                self._say_refused(join, error)
                 raise
         if not member.reader:
             self._scheduler.joins(runner.job.name)
@@ -169,6 +175,11 @@ class MemberStreams:
         runner.events.record(event, member, epoch=runner.job.phase.membership_epoch)
         self._leases.look()
         return runner, member, mailbox, mailbox.attach()
+
+    def _say_refused(self, join: pb.Join, error: PsError) -> None:
+        """Tells those who wait for the start that a worker with a token of their job was refused."""
+        if (runner := self._runners.get(join.job.name)) is not None:
+            runner.do(runner.job.refuse(_newcomer(join), error))
 
     async def _gives_way(self, runner: JobRunner, worker: int | None) -> bool:
         """Whether one of those who are in the way of a join goes before all have shown that they live."""
@@ -255,6 +266,7 @@ class MemberStreams:
         except PsError as error:
             peer = f"job {runner.job.name} worker {member.worker}"
             self._fleet.own.complaints.say(logging.WARNING, peer, "refused: %s", error)
+            runner.do(runner.job.refuse_member(member, error))
             mailbox.put(pb.MemberReply(refused=refused_to_proto(error)))
         except grpc.aio.AioRpcError as error:
             logger.debug("job %s worker %d: stream broke: %s", runner.job.name, member.worker, error)
@@ -289,7 +301,7 @@ class MemberStreams:
             case "leave":
                 runner.progress[member.worker] = _bounded(message.leave.progress)
                 member.steps = message.leave.progress.step
-                reason = one_line(message.leave.reason, MAX_REASON)
+                reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 runner.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 runner.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
@@ -298,7 +310,7 @@ class MemberStreams:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")
 
     def _hold(self, kind: str, message: pb.MemberRequest, job: str, member: Member) -> None:
-        """What a member says that is asked to wait between two steps."""
+        """Passes on what a member says that is asked to wait between two steps."""
         if kind == "cut_ready":
             self._scheduler.ready(job, member, message.cut_ready)
         elif kind == "cut_captured":
@@ -336,12 +348,12 @@ def _newcomer(join: pb.Join) -> str:
 
 
 def _refused_by(bug: Exception) -> pb.MemberReply:
-    """What a worker is told whose messages nobody takes any more."""
+    """The error of a worker whose messages nobody takes any more."""
     return pb.MemberReply(refused=refused_to_proto(InternalError.of(bug)))
 
 
 def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:
-    """What a worker makes: the very one that others have made, if it is the same: none is compared again."""
+    """The table that a worker makes: the very one that others have made, if it is the same."""
     spec = table_from_proto(message.table)
     same = spec.number < len(known) and known[spec.number] == spec
     return known[spec.number] if same else spec
@@ -359,6 +371,6 @@ def _bounded(progress: pb.Progress) -> pb.Progress:
         del progress.metrics[name]
     for table in sorted(progress.taken)[MAX_TABLES:]:
         del progress.taken[table]
-    progress.waits = one_line(progress.waits, MAX_REASON)
-    progress.passed_over = one_line(progress.passed_over, MAX_REASON)
+    progress.waits = one_line(progress.waits, MAX_MEMBER_TEXT)
+    progress.passed_over = one_line(progress.passed_over, MAX_MEMBER_TEXT)
     return progress

@@ -289,7 +289,7 @@ class Recovery:
         await self._give_up(name)
 
     def _of_others(self, saved: SavedJob, error: PsError) -> SnapshotUnusable | None:
-        """What to do where a snapshot lacks parts that other servers than these have written."""
+        """The error where a snapshot lacks parts that other servers than these have written: what to do."""
         if saved.num_shards in (0, self._fleet.num_shards) or not isinstance(error, SnapshotUnusable):
             return None
         return SnapshotUnusable(

@@ -44,7 +44,7 @@ from ps_wire.v1 import spec_pb2
 MAX_ABSENT_SHOWN = 1024  # jobs that have snapshots, and nobody has come to
 MAX_EPOCHS_SHOWN = 4
 REGISTER_LIMIT_S = 10.0
-MAX_REASON = 200  # characters, of who stops a job
+MAX_STOP_REASON = 200  # characters, of who stops a job
 MAX_TOLD = 1024  # workers of a job that was dropped, by name
 COLLECT_S = 2.0  # that a call waits for other workers; then its worker looks after itself, and asks again
 LOOK_S = 0.02  # then it asks the others where they are: they may wait for a step of one that waits here
@@ -220,10 +220,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return runner, runner.job.roster.member(worker, incarnation)
 
     async def Share(self, request: pb.ShareRequest, context: grpc.aio.ServicerContext) -> pb.ShareReply:
-        """What of an epoch of a loader a worker hands out next."""
+        """Answers what of an epoch of a loader a worker hands out next."""
         runner, member = self._member(request.job, request.worker, request.incarnation)
         loader, shares = share_messages.check_loader(request.loader), runner.job.epochs
         shares.agreed.check(loader, member.worker, request.data)
+        if differs := shares.agreed.compare(loader, member.worker, request.sums):
+            runner.do(runner.job.tell_here(differs))
         if request.begins and shares.trains(loader) and not runner.job.loops.begin(request.epoch):
             return pb.ShareReply()  # the job was stopped
         piece = shares.once(
@@ -265,7 +267,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """The job ends, for all workers after the same epoch."""
-        reason = one_line(request.reason, MAX_REASON)
+        reason = one_line(request.reason, MAX_STOP_REASON)
         if request.incarnation:
             runner, member = self._member(request.job, request.worker, request.incarnation)
             runner.do(runner.job.stop(member, reason))

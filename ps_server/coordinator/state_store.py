@@ -83,7 +83,7 @@ class StateStore:
         self._changed(job)
 
     def get(self, job: str, name: str) -> bytes:
-        """What was put.
+        """Gives what was put.
 
         Raises:
             JobUnknown: nothing was.
@@ -94,7 +94,7 @@ class StateStore:
         return blob
 
     def pop(self, job: str, name: str) -> bytes:
-        """What was put, which is not kept any more.
+        """Gives what was put, and keeps it no more.
 
         Raises:
             JobUnknown: nothing was.

@@ -160,7 +160,7 @@ class _Calls:
 
 
 async def _named(answer: Coroutine[Any, Any, Any], name: str, limit_s: float | None) -> Any:
-    """What is awaited; every error of it is a `PsError`."""
+    """Awaits a call; every error of it is a `PsError`."""
     try:
         async with asyncio.timeout(limit_s):
             return await answer

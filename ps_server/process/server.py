@@ -189,8 +189,8 @@ class Server:
         logger.info("stopped")
         return stopped.result()
 
-    async def _find_hand_off(self) -> hand_off.Found | None:
-        """What the process before this one has handed off, put into the shard; it is not used up yet."""
+    async def _find_hand_off(self) -> hand_off.FoundHandOff | None:
+        """Puts what the process before this one has handed off into the shard; it is not used up yet."""
         if self._options.state_dir is None:
             return None
         await asyncio.to_thread(hand_off.check_writable, self._options.state_dir, self._options.shard)

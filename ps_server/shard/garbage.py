@@ -15,7 +15,7 @@ import threading
 from types import TracebackType
 
 
-class Pause:
+class CollectorPause:
     """A context in which nothing is looked through, on any thread; what became garbage is found afterwards.
 
     Several may last at a time. `_lock` guards their number, and whether the collector was on before.
@@ -48,4 +48,4 @@ class Pause:
                 gc.enable()
 
 
-PAUSE = Pause()  # of the process, as the collector is
+PAUSE = CollectorPause()  # of the process, as the collector is

@@ -30,7 +30,7 @@ import torch
 from ps_server.log import logger
 from ps_server.shard.job import ShardJob
 from ps_server.shard.partition.cell_state import CellState
-from ps_server.shard.partition.machine_state import MemberState
+from ps_server.shard.partition.machine_state import MachineMember
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.codec import TableReader, encode
 from ps_server.shard.table.table import ShardTable
@@ -121,7 +121,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundHandOff:
     """A hand-off that lies there: read, and not used up.
 
     Attributes:
@@ -167,7 +167,7 @@ class Found:
             ) from None
 
 
-def find(folder: Path, shard: Shard) -> Found | None:
+def find(folder: Path, shard: Shard) -> FoundHandOff | None:
     """Puts what was handed off into a shard that holds nothing yet, and leaves the file; None: there is none.
 
     Nothing may come to the shard before the file is used up.
@@ -192,7 +192,7 @@ def find(folder: Path, shard: Shard) -> Found | None:
         logger.exception("the hand-off %s cannot be used: %s", path, error)
         for entry in shard.jobs():
             shard.drop(entry.name)
-    return Found(path=path, written=written, inherited=inherited)
+    return FoundHandOff(path=path, written=written, inherited=inherited)
 
 
 def _which(path: Path) -> _File:
@@ -266,7 +266,7 @@ def _dump_table(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor]
             [index, worker, [getattr(member, name) for name in FLAGS]]
             for index, machine in machines.items()
             for worker, member in machine.members.items()
-            if member != MemberState(incarnation=member.incarnation, clock=member.clock)
+            if member != MachineMember(incarnation=member.incarnation, clock=member.clock)
         ],
         "chosen": [
             [index, sorted(machine.chosen)]

@@ -90,7 +90,7 @@ class ShardJob:
         )
 
     def dump(self) -> dict[str, Any]:
-        """What goes on elsewhere of it, as JSON: not its tables, connections, tokens and counts."""
+        """The state that goes on elsewhere, as JSON: not its tables, connections, tokens and counts."""
         return {
             "name": self.name,
             "consistency": str(self.consistency),
@@ -109,7 +109,7 @@ class ShardJob:
 
     @classmethod
     def load(cls, facts: Mapping[str, Any]) -> ShardJob:
-        """What `dump` gave, but for the members: their tables have to be there first, see `load_members`."""
+        """Takes what `dump` gave, but for members: their tables have to be there, see `load_members`."""
         return cls(
             name=facts["name"],
             consistency=consistency.parse(facts["consistency"]),

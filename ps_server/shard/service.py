@@ -94,7 +94,7 @@ class ShardService(rpc.ShardServicer):
     async def LookSnapshot(
         self, request: pb.SnapshotFile, context: grpc.aio.ServicerContext
     ) -> pb.SnapshotFiles:
-        """What of it is here."""
+        """Answers what of a snapshot is here."""
         gatekeeper.check_job(request.job)
         return pb.SnapshotFiles(names=await asyncio.to_thread(self._shard.snapshots.files, request))
 
@@ -107,7 +107,7 @@ class ShardService(rpc.ShardServicer):
         return await asyncio.to_thread(self.figures)
 
     def figures(self) -> pb.TablesReply:
-        """What status says of this shard now."""
+        """The figures of this shard now, for status."""
         jobs = self._shard.jobs()
         traffic = self._shard.traffic.figures().values()
         return pb.TablesReply(

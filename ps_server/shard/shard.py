@@ -377,7 +377,7 @@ class Shard:
     def _too_large(
         self, spec: TableSpec, job: ShardJob, need: int, held: Mapping[str, int]
     ) -> MemoryLimitExceeded:
-        """What the job is told; which others hold how much is for the server's log alone."""
+        """The error that the job is told; which others hold how much is for the server's log alone."""
         limit = self.memory_limit_bytes
         logger.warning(
             "job %s: table %d needs %d bytes, more than are free of --memory-limit %d (jobs hold: %s)",
@@ -409,7 +409,7 @@ class Shard:
 
 
 def _counted(job: ShardJob) -> str:
-    """What `_needed_bytes` counts, for people."""
+    """The parts that `_needed_bytes` counts, for people."""
     if job.gate.aggregates:
         return f"weights, optimizer state and one slice for each of {job.num_workers} workers"
     return "weights and optimizer state"

@@ -70,7 +70,7 @@ def read(
 
 
 def from_environment(environment: Mapping[str, str], complain: Callable[[str], None]) -> Access:
-    """What `PS_TOKEN_FILE`, `PS_TLS_DIR` and, for whom the token is a job's, `PS_JOB` name.
+    """Reads what `PS_TOKEN_FILE`, `PS_TLS_DIR` and, where the token is a job's, `PS_JOB` name.
 
     Raises:
         TokenRefused, TlsRefused: as for `read`.

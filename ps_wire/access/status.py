@@ -24,7 +24,7 @@ def metadata_of(error: PsError) -> tuple[tuple[str, str], ...]:
 
 
 def error_of(error: grpc.RpcError, address: str) -> PsError:
-    """What a failed call means: the other side's own error, or that it cannot be reached.
+    """The error that a failed call means: the other side's own, or that it cannot be reached.
 
     Args:
         error: what gRPC raised.

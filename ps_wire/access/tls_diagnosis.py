@@ -19,7 +19,7 @@ _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RE
 
 
 def diagnose(address: str, tls: TlsFolder | None) -> TlsRefused | None:
-    """What is wrong with TLS between this process and a server; None: nothing, or it is not there.
+    """Finds what is wrong with TLS between this process and a server; None: nothing, or it is not there.
 
     Blocks for at most some seconds.
 
@@ -37,7 +37,7 @@ def diagnose(address: str, tls: TlsFolder | None) -> TlsRefused | None:
 
 
 def why(error: ssl.SSLError) -> str:
-    """What a person reads of a handshake that failed."""
+    """Says for people why a handshake has failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if error.reason in _NO_TLS:

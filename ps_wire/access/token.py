@@ -63,7 +63,7 @@ def of_job(service_token: str, job: str) -> str:
 
 
 def metadata(token: str | None, job: str | None) -> tuple[tuple[str, str], ...]:
-    """What a call carries; `job`: for which, if the token may be a job's."""
+    """The metadata of a call; `job`: for which, if the token may be a job's."""
     if token is None:
         return ()
     return ((AUTHORIZATION, _SCHEME + token), *(((JOB, job),) if job is not None else ()))

@@ -124,7 +124,7 @@ def header(frame: Frame, payload_bytes: int) -> bytes:
 
 
 def prefix(frame: Frame) -> bytes:
-    """What goes before the frame's payload: header, meta padded to 16 bytes."""
+    """The bytes before the frame's payload: header, meta padded to 16 bytes."""
     head = header(frame, memoryview(frame.payload).nbytes)
     if not frame.meta:
         return head

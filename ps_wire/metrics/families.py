@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """The kinds of Prometheus."""
 
     COUNTER = "counter"
@@ -31,12 +31,12 @@ class Family:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     meaning: str
 
 
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_C, _G, _H = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 _JOB = ("shard", "ps_job")
 _TABLE = (*_JOB, "table")
 _MEMBER = ("ps_job", "worker")

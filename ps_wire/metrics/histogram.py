@@ -35,7 +35,7 @@ class Histogram:
         self.total += value * times
 
     def add(self, other: Histogram) -> None:
-        """What another one of the same bounds has counted, too."""
+        """Counts in what another one of the same bounds has counted."""
         self.counts = list(map(add, self.counts, other.counts))
         self.total += other.total
 

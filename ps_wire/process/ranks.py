@@ -52,7 +52,7 @@ ALONE = Ranks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """The place of this process among all workers.
 
     Attributes:
@@ -66,7 +66,7 @@ class Place:
     num_workers: int | None = None
 
 
-def find(environment: Mapping[str, str], size: int, worker: int | None, rank: int | None = None) -> Place:
+def find(environment: Mapping[str, str], size: int, worker: int | None, rank: int | None = None) -> RankPlace:
     """The place of this process in a group of `size`, as the environment of its launcher has it.
 
     Args:
@@ -80,10 +80,10 @@ def find(environment: Mapping[str, str], size: int, worker: int | None, rank: in
     """
     local = _number(environment, OWN[1])
     if rank is not None:
-        return Place(ranks=Ranks(rank=rank, size=size, local_rank=local or 0), worker=worker)
+        return RankPlace(ranks=Ranks(rank=rank, size=size, local_rank=local or 0), worker=worker)
     own = _number(environment, OWN[0])
     if own is not None:
-        return Place(ranks=Ranks(rank=own, size=size, local_rank=local or 0), worker=worker)
+        return RankPlace(ranks=Ranks(rank=own, size=size, local_rank=local or 0), worker=worker)
     for name, total, here in LAUNCHERS:
         at, count = _number(environment, name), _number(environment, total)
         if at is None or count is None:
@@ -100,8 +100,8 @@ def find(environment: Mapping[str, str], size: int, worker: int | None, rank: in
             )
         ranks = Ranks(rank=at % size, size=size, local_rank=_number(environment, here) or 0)
         if worker is not None:
-            return Place(ranks=ranks, worker=worker)
-        return Place(ranks=ranks, worker=at // size, num_workers=count // size)
+            return RankPlace(ranks=ranks, worker=worker)
+        return RankPlace(ranks=ranks, worker=at // size, num_workers=count // size)
     raise UsageError(
         f"group_size (PS_GROUP_SIZE) is {size}, and nothing says which rank this process is: start it with "
         f"ps-worker --nproc {size} --group-size {size}, with torchrun (RANK, WORLD_SIZE) or with srun"

@@ -39,7 +39,7 @@ class Tracer(Protocol):
         ...
 
 
-class Recorder:
+class SpanRecorder:
     """Spans of this process. Any thread may record; nothing is locked."""
 
     def __init__(self, process: str, *, max_spans: int = MAX_SPANS) -> None:
@@ -95,7 +95,7 @@ class Recorder:
 class _Span(AbstractContextManager[None]):
     __slots__ = ("_begin_ns", "_name", "_recorder")
 
-    def __init__(self, recorder: Recorder, name: str) -> None:
+    def __init__(self, recorder: SpanRecorder, name: str) -> None:
         self._recorder = recorder
         self._name = name
 
@@ -151,7 +151,7 @@ def start(process: str) -> None:
     path = Path(folder).absolute()
     if not path.is_dir() or not os.access(path, os.W_OK):
         raise UsageError(f"{VARIABLE}={folder} is no folder that can be written: make it, or unset it")
-    recorder = Recorder(process)
+    recorder = SpanRecorder(process)
     install(recorder)
     process_id = os.getpid()
 

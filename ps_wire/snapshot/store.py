@@ -242,7 +242,7 @@ class SnapshotStore:
     # -- reading ---------------------------------------------------------------------------------------
 
     def manifest(self, job: str, name: str) -> Manifest:
-        """What a snapshot says of itself.
+        """Reads a snapshot's manifest.
 
         Raises:
             SnapshotMissing: it does not exist, or never became complete.

@@ -29,10 +29,6 @@ except (ImportError, AttributeError):  # not Linux
     AVAILABLE = False
 
 
-class Mapped(mmap.mmap):
-    """Memory of a descriptor. What `weakref.finalize` calls is called before it is unmapped."""
-
-
 class Layout:
     """The places of a table's partitions in a worker's region.
 
@@ -104,7 +100,7 @@ def create(nbytes: int) -> int:
     return descriptor
 
 
-def create_readable(nbytes: int) -> tuple[int, Mapped]:
+def create_readable(nbytes: int) -> tuple[int, mmap.mmap]:
     """Zeros that other processes may map and never write to; their descriptor is the caller's to close.
 
     Returns:
@@ -115,7 +111,7 @@ def create_readable(nbytes: int) -> tuple[int, Mapped]:
     """
     descriptor = _create(nbytes)
     try:
-        mapped = Mapped(descriptor, nbytes)
+        mapped = mmap.mmap(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)
         raise

@@ -26,7 +26,7 @@ def codec_for(codec: int, dtype: torch.dtype) -> int:
 
 
 def travelling(codec: int, dtype: torch.dtype) -> torch.dtype | None:
-    """What the elements of a payload are, of a partition of this dtype; None: the codec is not for it."""
+    """The dtype of a payload's elements, of a partition of this dtype; None: the codec is not for it."""
     if codec == AS_THEY_ARE:
         return dtype
     return _ROUNDED.get(codec) if dtype is torch.float32 else None

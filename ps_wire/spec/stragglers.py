@@ -333,7 +333,7 @@ class StragglerProfile:
 
     @property
     def meaning(self) -> str:
-        """What is done to the run, in words."""
+        """Its effect on the run, in words."""
         return "; ".join(f"{part.meaning} ({_whom(part)})" for part in self.parts) or "nobody is slow"
 
     def at(self, worker: int, step: int) -> Slowness:

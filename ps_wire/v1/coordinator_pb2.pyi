@@ -924,7 +924,7 @@ class GetStateRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest", "request", "data")
+    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest", "request", "data", "sums")
     class DataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -944,6 +944,7 @@ class ShareRequest(_message.Message):
     REST_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
@@ -956,7 +957,8 @@ class ShareRequest(_message.Message):
     rest: Mark
     request: int
     data: _containers.ScalarMap[str, str]
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ..., request: _Optional[int] = ..., data: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    sums: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ..., request: _Optional[int] = ..., data: _Optional[_Mapping[str, str]] = ..., sums: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Mark(_message.Message):
     __slots__ = ("step", "batches", "samples", "pace_batches", "pace_samples")

@@ -1,4 +1,4 @@
-"""Facts of a loader's data, which all workers have to say alike. Nothing is read of the data.
+"""Facts of a loader's data, which all workers have to say alike. Datasets are not asked for samples.
 
 It must not know who compares it, nor how an epoch is dealt.
 """
@@ -14,6 +14,8 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 
 MAX_ROWS = 1000  # of a tensor of whole numbers
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8, torch.bool)
+SUM_ROWS = 4  # of a tensor of other numbers
+MAX_SUMS = 8  # of a loader
 MAX_TEXT = 80  # characters of a value; a longer one is said by its digest
 
 
@@ -50,6 +52,30 @@ def fingerprint(dataset: Any) -> str:
     if kind is TensorDataset:
         return _digest(" ".join(_of_tensor(tensor) for tensor in dataset.tensors))
     return ""
+
+
+def sums_of(dataset: Any) -> list[float]:
+    """Sums of the absolute values in a few rows of data that is no whole numbers.
+
+    Of the same kinds of datasets as `fingerprint`. Workers that have computed the same data may differ in
+    bits, so these are compared with a tolerance.
+    """
+    kind = type(dataset)
+    if kind is Subset:
+        return sums_of(dataset.dataset)
+    if kind is ConcatDataset:
+        return [it for part in dataset.datasets[:MAX_SUMS] for it in sums_of(part)][:MAX_SUMS]
+    if kind is TensorDataset:
+        return [it for tensor in dataset.tensors[:MAX_SUMS] for it in _sums_of_rows(tensor)][:MAX_SUMS]
+    return []
+
+
+def _sums_of_rows(tensor: torch.Tensor) -> list[float]:
+    in_memory = tensor.layout is torch.strided and not tensor.is_meta
+    if not (in_memory and tensor.is_floating_point() and len(tensor)):
+        return []
+    rows = sorted({(len(tensor) - 1) * row // (SUM_ROWS - 1) for row in range(SUM_ROWS)})
+    return [float(tensor[row].detach().double().abs().sum()) for row in rows]
 
 
 def _of_tensor(tensor: torch.Tensor) -> str:

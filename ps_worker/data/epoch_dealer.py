@@ -8,7 +8,7 @@ handed out when a piece ends, and is not in a step yet, is taken to be in the ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -64,6 +64,7 @@ class EpochDealer:
         samples: int,
         whole: EpochPiece,
         data: Mapping[str, str],
+        sums: Sequence[float] = (),
     ) -> None:
         """Deals nothing yet.
 
@@ -74,6 +75,7 @@ class EpochDealer:
             samples: of its epochs; 0: not known.
             whole: a share as this worker has it, of any epoch, to replay where none is known.
             data: what all workers have to say alike of it.
+            sums: of a few rows of it, which are about the same on all workers.
         """
         self._taken: Position | None = None  # where this loader was, in a position that is taken up
         self.trains = self.begins = False
@@ -82,6 +84,7 @@ class EpochDealer:
         self._samples = samples
         self._replayed = whole
         self._data = dict(data)
+        self._sums = sums
         self._steps = steps
         self._incarnation = 0  # that has the piece; 0: there is none
         self._requests = 0
@@ -153,6 +156,7 @@ class EpochDealer:
             first=first,
             samples=self._samples,
             data=self._data,
+            sums=self._sums,
             mark=mark_to_proto(mark),
             rest=mark_to_proto(rest),
         )
@@ -178,7 +182,7 @@ class EpochDealer:
         self._of_samples += samples
 
     def take_step(self, step: int) -> None:
-        """What was handed out goes into the first `step` steps; the last of them has not left yet."""
+        """Counts what was handed out as of the first `step` steps; the last of them has not left yet."""
         self._step = step
         if self.void or (self._used.step >= step and self._used.batches == self._batches):
             return

@@ -41,7 +41,7 @@ class Dealer(Protocol):
         """Whether steps are replayed: batches are handed out that were used already."""
 
     def replay(self, epoch: int) -> EpochPiece | None:
-        """What is handed out of an epoch while the script is behind; None where it is not."""
+        """Gives what is handed out of an epoch while the script is behind; None where it is not."""
 
     def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
         """The next piece of an epoch, or None.
@@ -285,7 +285,7 @@ class Loader:
         self._now = None
 
     def _replay(self, epoch: int, mine: int) -> Generator[Any, None, bool]:
-        """What is handed out again while the script is behind; whether there was anything."""
+        """Hands out again while the script is behind; whether there was anything."""
         piece = self._dealer.replay(epoch)
         if piece is None:
             return False

@@ -35,7 +35,7 @@ class Position:
 
     @classmethod
     def from_numbers(cls, numbers: dict[str, Any]) -> Position:
-        """What `as_numbers` was made of.
+        """Makes the position of which `as_numbers` was made.
 
         Raises:
             UsageError: it was made of something else.
@@ -92,7 +92,7 @@ class Positions:
 
     @classmethod
     def unpack(cls, packed: Mapping[str, torch.Tensor]) -> Positions | None:
-        """What `pack` has packed, None where it is not there.
+        """Makes what `pack` has packed; None where it is not there.
 
         Raises:
             UsageError: it is something else.

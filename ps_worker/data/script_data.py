@@ -13,7 +13,7 @@ from ps_wire.errors import RolledBack, UsageError
 from ps_wire.process.ranks import ALONE, Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.epochs import EpochPiece
-from ps_worker.data.data_facts import facts_of
+from ps_worker.data.data_facts import facts_of, sums_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
 from ps_worker.data.loader import Loader
 from ps_worker.data.position import Position, Positions
@@ -103,6 +103,7 @@ class ScriptData:
             samples=len(dataset) if isinstance(dataset, Sized) else 0,
             whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
+            sums=sums_of(dataset),
         )
         if self._num_loaders < len(self._taken):
             dealer.take_up(self._taken[self._num_loaders])
@@ -122,14 +123,14 @@ class ScriptData:
         return made
 
     def _sizes(self, given: Mapping[str, Any]) -> dict[str, str]:
-        """What all workers have to say alike where they get equally many batches."""
+        """The sizes that all workers have to have alike where they get equally many batches."""
         group = {"group_size": str(self._ranks.size)} if self._ranks.together else {}
         if not self._even:
             return group
         return group | {name: str(given[name]) for name in ("batch_size", "drop_last")}
 
     def take_step(self, step: int) -> None:
-        """What loaders have handed out goes into the first `step` steps of this worker."""
+        """Counts what loaders have handed out as of the first `step` steps of this worker."""
         for dealer in self._dealers:
             dealer.take_step(step)
 
@@ -184,7 +185,7 @@ class ScriptData:
             )
 
     def drop_batch(self) -> None:
-        """What loaders have handed out is part of no step of this incarnation."""
+        """Drops what loaders have handed out: it is part of no step of this incarnation."""
         for counts in self._unweighed:
             counts.clear()
 

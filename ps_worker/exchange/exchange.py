@@ -14,14 +14,14 @@ by the user's thread, and replaced as a whole where connections' threads read it
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from ps_wire.errors import FrameMalformed, PsError
+from ps_wire.errors import FrameMalformed
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
 from ps_wire.frames.messages import hyperparameters_to_proto
@@ -30,7 +30,7 @@ from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Partition, Plan
 from ps_wire.spec.table import Hyperparameters
 from ps_wire.spec.wire_dtype import WireDtype
-from ps_worker.exchange.in_flight import Asked, Callback, InFlight, Missing
+from ps_worker.exchange.in_flight import Asked, InFlight, Missing
 from ps_worker.exchange.rank_traffic import RankTraffic, Reduced
 from ps_worker.exchange.sharing import SharingHandshake
 from ps_worker.exchange.traffic_listener import TrafficListener
@@ -61,9 +61,8 @@ class Exchange:
         memory: where it lies.
         gradients: what is pushed.
         partitions: of the table.
-        in_flight: pushes and pulls that are under way.
+        in_flight: pushes and pulls that are under way: who waits for this process's own asks there.
         sharing: what shards are told of that memory.
-        skips: this worker may skip steps: which step weights are of is known when all are here.
         bytes_pushed: of gradients that have left.
     """
 
@@ -80,7 +79,7 @@ class Exchange:
         wire_dtype: WireDtype = WireDtype.FP32,
         backup: bool = False,
         bounded: bool = False,
-        begins: Callable[[], None] | None = None,
+        decided: bool = False,
         traffic: TrafficListener | None = None,
         ranks: MakeRanks | None = None,
     ) -> None:
@@ -97,7 +96,7 @@ class Exchange:
             wire_dtype: in which gradients and weights travel.
             backup: there are backup workers: weights may be of a later step than they were asked for.
             bounded: a push may be only so far ahead of those of others (`ssp`).
-            begins: called before the first push of a step leaves, by the thread that pushes.
+            decided: a step closes when it has been decided over all shards (clipping, backup workers).
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             ranks: makes the traffic between the ranks of a group, of the flat gradients by bucket and the
                 number of pieces in each partition of each; None: this process is the whole worker.
@@ -109,13 +108,11 @@ class Exchange:
         self.partitions: list[Partition] = self.memory.partitions
         shard_of = [partition.shard for partition in self.partitions]
         self.sharing = SharingHandshake(table, self.memory, shard_of, self._tell_shared)
-        self.skips = backup
         self.bytes_pushed = 0
         self.in_flight = InFlight(shard_of, show=self.memory.show, skips=backup)
-        self._begins = begins
         self._traffic = traffic
-        self._begun = -1
         self._bounded = bounded
+        self._decided = decided
         self._worker = worker
         self._incarnation = incarnation
         self._connections: Sequence[Connection] = ()
@@ -149,7 +146,6 @@ class Exchange:
         """
         self._incarnation = incarnation
         self._hyper_frames = tuple(replace(it, incarnation=incarnation) for it in self._hyper_frames)
-        self._begun = -1
         self.in_flight.forget()
 
     def attach(self, hooks: Hooks) -> None:
@@ -161,7 +157,7 @@ class Exchange:
     # -- sending ---------------------------------------------------------------------------------------
 
     def set_hyperparameters(self, hyper: Hyperparameters) -> None:
-        """What the next pushes take; sent to all shards where it differs from what they take now."""
+        """Sets what the next pushes take; sent to all shards where it differs from what they take now."""
         if hyper == self._hyper:
             return
         number, data = self._hyper_number + 1, hyperparameters_to_proto(hyper).SerializeToString()
@@ -202,7 +198,6 @@ class Exchange:
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
         """
-        self.begin(step)
         if self._ranks is not None:
             reduced = self._ranks.push(
                 partitions[0].bucket,
@@ -252,7 +247,6 @@ class Exchange:
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
-        self.begin(step)
         if self._ranks is not None:
             for reduced in self._ranks.abstain(step):
                 self._push_reduced(reduced, step)
@@ -264,13 +258,6 @@ class Exchange:
                 listed = meta.listed([partition.index])
                 frame = self._frame(wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=listed)
                 self._send_noted([frame])
-
-    def begin(self, step: int) -> None:
-        """The first push of a step is about to leave. May be called again."""
-        if step != self._begun:
-            self._begun = step
-            if self._begins is not None:
-                self._begins()
 
     @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
@@ -296,15 +283,32 @@ class Exchange:
         Raises:
             PsError: the exchange has failed.
         """
-        if not self._bounded or self.in_flight.opened >= step:
-            return
-        self.wait_pulled()
+        if self._bounded:
+            self._pass(step)
+
+    @waits("the servers to decide a step")
+    def wait_decided(self) -> None:
+        """Where steps are decided over all shards: waits until the last one that was pushed is.
+
+        An ACK only says that the push is there. Who finishes would read weights without that step.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        steps = {self.in_flight.pushed_step(partition.index) for partition in self.partitions} - {None, -1}
+        if self._decided and steps and (self._ranks is None or self._ranks.owns):
+            self._pass(1 + max(step for step in steps if step is not None))
+
+    def _pass(self, step: int) -> None:
+        """Waits until a pull at this clock is answered, or would be."""
+        if self.in_flight.opened < step:
+            self.wait_pulled()
         if self.in_flight.opened < step:
             self._send_asked(self.in_flight.ask(step, nothing=True))
             self.wait_pulled()
 
     def _send_again(self) -> None:
-        """What was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
+        """Sends what was noted and is not acknowledged: Ctrl-C may have come before it was queued."""
         for frame in self.in_flight.unacked():
             self._connections[self.partitions[frame.partition].shard].send(frame)
 
@@ -350,7 +354,9 @@ class Exchange:
     def receive(self, frame: wire.Frame) -> None:
         """A frame of a shard about this table; on the connection's thread."""
         if frame.partition >= self.plan.num_partitions:
-            self.fail(FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none"))
+            self.in_flight.fail(
+                FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none")
+            )
         elif frame.kind in (wire.Kind.ACK, wire.Kind.FREE):
             if self._traffic is not None and frame.flags & wire.TOLD:
                 self._tell(self._traffic, frame)  # first: who waits for the ACK goes on then
@@ -367,7 +373,7 @@ class Exchange:
         return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
 
     def _tell(self, traffic: TrafficListener, ack: wire.Frame) -> None:
-        """What an ACK says of a push; of one that came twice, and by an older shard, nothing is known."""
+        """Tells what an ACK says of a push: nothing of one that came twice, or by an older shard."""
         sent = self.in_flight.sent(ack.partition)
         if sent is not None and sent.step == ack.step:
             traffic.acknowledged(
@@ -390,7 +396,8 @@ class Exchange:
             try:
                 self.memory.put(self.partitions[index], frame.version, frame.payload, frame.codec)
             except (FrameMalformed, OSError) as error:
-                self.fail(self.sharing.cannot_keep(error) if isinstance(error, OSError) else error)
+                failure = self.sharing.cannot_keep(error) if isinstance(error, OSError) else error
+                self.in_flight.fail(failure)
                 return
         self.memory.on_arrival(self.partitions[index])
         if self._traffic is not None:
@@ -413,20 +420,20 @@ class Exchange:
         if asked is not None:
             yield self._pull_frame(asked)
 
-    # -- what is under way -----------------------------------------------------------------------------
-
-    def wait_acked(self, partitions: Iterable[Partition] | None = None, limit_s: float | None = None) -> bool:
-        """See `InFlight.wait_acked`."""
-        return self.in_flight.wait_acked(_indices(partitions), limit_s)
-
-    def wait_free(self, partitions: Iterable[Partition] | None = None) -> None:
-        """See `InFlight.wait_free`."""
-        self.in_flight.wait_free(_indices(partitions))
+    # -- weights of all ranks --------------------------------------------------------------------------
 
     def wait_pulled(
         self, report: Callable[[str], None] | None = None, wanted: frozenset[int] | None = None
     ) -> None:
-        """See `InFlight.wait_pulled`; `report` gets a text for people."""
+        """Waits until the weights that were asked for are here, on all ranks of a group.
+
+        Args:
+            report: gets a text for people, now and then.
+            wanted: partitions that are enough; None: all.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
         told = None if report is None else partial(self._report, report)
         if self._ranks is not None and self._unspread is not None:
             self._spread(self._ranks, self._unspread, told)
@@ -438,7 +445,7 @@ class Exchange:
 
         def arrive() -> Sequence[int]:
             self.in_flight.wait_pulled(told)
-            return self.versions
+            return self.in_flight.versions
 
         versions = ranks.spread(step, arrive, lambda: self.memory.weights.tensors)
         if not ranks.owns:
@@ -453,67 +460,10 @@ class Exchange:
         text = f"waiting for weights of table {self.number} at step {missing.step} from shards {shards}"
         report(f"{text}; workers last seen behind it, on this table: {behind}" if behind else text)
 
-    def all_pulled_within(self, limit_s: float) -> bool:
-        """See `InFlight.all_pulled_within`."""
-        return self.in_flight.all_pulled_within(limit_s)
-
-    def when_acked(self, callback: Callback) -> None:
-        """See `InFlight.when_acked`."""
-        self.in_flight.when_acked(callback)
-
-    def when_pulled(self, then: Callback, read: Callable[[], None] | None = None) -> None:
-        """See `InFlight.when_pulled`."""
-        self.in_flight.when_pulled(then, read)
-
-    def fail(self, error: PsError) -> None:
-        """See `InFlight.fail`."""
-        self.in_flight.fail(error)
-
-    @property
-    def evicted(self) -> bool:
-        """See `InFlight.evicted`."""
-        return self.in_flight.evicted
-
     @property
     def all_pulled(self) -> bool:
-        """See `InFlight.all_pulled`."""
+        """Whether every weight asked for is here, on all ranks of a group."""
         return self.in_flight.all_pulled and self._unspread is None
-
-    @property
-    def all_free(self) -> bool:
-        """See `InFlight.all_free`."""
-        return self.in_flight.all_free
-
-    # -- what has come ---------------------------------------------------------------------------------
-
-    @property
-    def versions(self) -> list[int]:
-        """Of the weights that came last, by partition."""
-        return self.in_flight.versions
-
-    @property
-    def clocks(self) -> Mapping[int, int]:
-        """Worker -> its clock, as shards have shown it so far."""
-        return self.in_flight.clocks
-
-    @property
-    def spread(self) -> int:
-        """Newest minus oldest version of the weights, over partitions."""
-        return self.in_flight.spread
-
-    @property
-    def missed(self) -> int:
-        """Steps that this worker skipped, for it was late."""
-        return self.in_flight.missed
-
-    @property
-    def bytes_pulled(self) -> int:
-        """Of weights that have come."""
-        return self.in_flight.bytes_pulled
-
-    def step_of(self, clock: int) -> int:
-        """See `InFlight.step_of`."""
-        return self.in_flight.step_of(clock)
 
 
 def _fingerprint(hyper: Hyperparameters) -> int:
@@ -529,7 +479,3 @@ def _pieces(plan: Plan, partitions: Sequence[Partition]) -> list[list[int]]:
         ]
         for bucket in plan.buckets
     ]
-
-
-def _indices(partitions: Iterable[Partition] | None) -> frozenset[int] | None:
-    return None if partitions is None else frozenset(partition.index for partition in partitions)

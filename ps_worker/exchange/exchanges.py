@@ -40,7 +40,7 @@ class Exchanges:
             self._exchanges[exchange.number] = exchange
             failure = self._failure
         if failure is not None:
-            exchange.fail(failure)
+            exchange.in_flight.fail(failure)
 
     def remove(self, table: int) -> None:
         """It is not to be, if it is there: its start has failed."""
@@ -87,4 +87,4 @@ class Exchanges:
         with self._lock:
             self._failure = prevailing(self._failure, error)
         for exchange in self:
-            exchange.fail(error)
+            exchange.in_flight.fail(error)

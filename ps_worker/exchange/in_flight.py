@@ -79,6 +79,7 @@ class InFlight:
     Attributes:
         versions: of the weights that came last, by partition.
         clocks: worker -> its clock, as shards have shown it so far.
+        skips: this worker may skip steps: which step weights are of is known when all are here.
         opened: the newest clock at which the gate is known to be open; -1: none.
         missed: steps that this worker skipped, for it was late.
         bytes_pulled: of weights that have come.
@@ -93,6 +94,7 @@ class InFlight:
                 before anybody is told of it. It waits for nothing.
             skips: weights may be of a later step than they were asked for (backup workers).
         """
+        self.skips = skips
         self.versions = [0] * len(shard_of)
         self.clocks: dict[int, int] = {}
         self.opened = -1
@@ -101,7 +103,6 @@ class InFlight:
         self._shard_of = tuple(shard_of)
         self._num_shards = max(shard_of, default=-1) + 1
         self._show = show
-        self._skips = skips
         lock = threading.RLock()
         self._changed, self._answered = threading.Condition(lock), threading.Condition(lock)
         self._pushes = Pushes()
@@ -136,7 +137,7 @@ class InFlight:
             return list(self._pushes.unacked.values())
 
     def sent(self, partition: int) -> wire.Frame | None:
-        """What was noted of a partition and is not acknowledged."""
+        """The frame that was noted of a partition and is not acknowledged."""
         with self._changed:
             return self._pushes.unacked.get(partition)
 
@@ -155,7 +156,7 @@ class InFlight:
             callback(None)
 
     def again(self, shard: int) -> tuple[list[wire.Frame], Asked | None]:
-        """What a new connection to a shard sends: pushes without ACK or FREE, and what is still asked for."""
+        """Gives what a new connection sends: pushes without ACK or FREE, and what is still asked for."""
         with self._changed:
             pushes = [it for it in self._pushes.again() if self._shard_of[it.partition] == shard]
             return pushes, self._asked(shard)
@@ -375,7 +376,7 @@ class InFlight:
 
         A later one where this worker was late and others went on, with backup workers.
         """
-        if not self._skips:
+        if not self.skips:
             return clock
         with self._changed:
             return clock if self._pulls.flags else max(clock, min(self.versions))

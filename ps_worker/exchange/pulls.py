@@ -53,7 +53,7 @@ class Pulls:
         return not self._missing or self._missing.keys().isdisjoint(wanted)
 
     def of_shard(self, shard_of: Sequence[int], shard: int) -> list[int]:
-        """What is missing of a shard, in the order in which it is wanted."""
+        """The partitions that are missing of a shard, in the order in which they are wanted."""
         return [index for index in self._missing if shard_of[index] == shard]
 
     def shards(self, shard_of: Sequence[int]) -> list[int]:

@@ -58,7 +58,7 @@ class Pushes:
         return not (_among(self.unacked, wanted) or _among(self.lent, wanted))
 
     def again(self) -> Iterator[wire.Frame]:
-        """What a new connection sends again."""
+        """The frames that a new connection sends again."""
         yield from self.unacked.values()
         yield from self.lent.values()
 

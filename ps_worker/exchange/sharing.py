@@ -99,6 +99,6 @@ class SharingHandshake:
 
     def _give_up(self, why: str) -> None:
         """The next connection brings all that is under way as payload."""
-        self._memory.descriptors = ()
+        self._memory.withhold_descriptors()
         if self._memory.mapped:
             logger.warning("the weights of table %d %s: they are copied", self._table, why)

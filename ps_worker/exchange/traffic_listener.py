@@ -1,4 +1,4 @@
-"""What a table's traffic tells of each step, to whoever records it."""
+"""A listener to a table's traffic: it hears of each step, and records it."""
 
 from __future__ import annotations
 

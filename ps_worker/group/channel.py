@@ -134,7 +134,7 @@ class Channel:
         self._run(0, partial(self._send, 0, {**(fields or {}), "what": what}, blob))
 
     def hear_from(self, rank: int, what: str) -> Said:
-        """What one rank announces to the leader; see `gather` for errors."""
+        """Waits for what one rank announces to the leader; see `gather` for errors."""
         said = self._run(rank, partial(self._receive, rank))
         if said.fields.get("what") != what:
             raise self.broken(
@@ -149,7 +149,7 @@ class Channel:
             self._run(rank, partial(self._send, rank, fields, blob))
 
     def hear(self) -> Said:
-        """What the leader says.
+        """Waits for what the leader says.
 
         Raises:
             PsError: what it says is that this call has failed for all.

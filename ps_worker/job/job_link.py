@@ -103,7 +103,6 @@ class JobLink:
             self.side,
             self.resumption,
             self.optimizer_state,
-            begins=self._begin_push,
             say=listener.say,
             traffic=traffic,
             group=group,
@@ -188,7 +187,8 @@ class JobLink:
         self.resumption.begin_step()
         self.promise.begin(tables)
 
-    def _begin_push(self, table: int) -> None:
+    def begin_push(self, table: int) -> None:
+        """The first push of a step on this table is about to leave; waits where none may."""
         self.rounds.begin(table)
         self.begin_step((table,))
 
@@ -206,7 +206,7 @@ class JobLink:
         exchange = self.exchanges[table]
 
         def dump() -> list[dict[str, torch.Tensor]]:
-            exchange.wait_acked()
+            exchange.in_flight.wait_acked()
             return self.optimizer_state.dump(table, exchange.plan)
 
         return self._again(dump)
@@ -223,7 +223,7 @@ class JobLink:
             PsError: a shard refuses, such as a state that the optimizer cannot have, or cannot be reached.
         """
         exchange = self.exchanges[table]
-        exchange.wait_acked()
+        exchange.in_flight.wait_acked()
         self.optimizer_state.load(table, exchange.plan, states)
 
     def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
@@ -240,7 +240,7 @@ class JobLink:
         exchange = self.exchanges[table]
 
         def share(_: list[Said]) -> Said:
-            exchange.wait_acked()
+            exchange.in_flight.wait_acked()
             self.optimizer_state.share(table, exchange.plan, number, states)
             return Said()
 
@@ -268,7 +268,7 @@ class JobLink:
     # -- calls to the coordinator ----------------------------------------------------------------------
 
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
-        """What of an epoch of a loader this worker hands out next.
+        """Asks what of an epoch of a loader this worker hands out next.
 
         Raises:
             PsError: the coordinator refuses, or cannot be reached.
@@ -335,7 +335,7 @@ class JobLink:
             self.rounds.pause()
 
     def epochs(self) -> list[pb.EpochUse]:
-        """What became of the samples of the job's last epochs; see `share` for errors."""
+        """Asks what became of the samples of the job's last epochs; see `share` for errors."""
         return self.presence.calls.epochs()
 
     def _again(self, call: Callable[[], Result]) -> Result:
@@ -359,7 +359,8 @@ class JobLink:
             self.rejoiner.announce()  # there is more to train
             try:
                 for exchange in self.exchanges:
-                    exchange.wait_acked()
+                    exchange.in_flight.wait_acked()
+                    exchange.wait_decided()
                     exchange.sharing.check_written()
                 for exchange in () if alone else self.exchanges:
                     exchange.sharing.own()
@@ -389,7 +390,7 @@ class JobLink:
     # -- figures ---------------------------------------------------------------------------------------
 
     def figures(self) -> list[shard_pb2.TableStatus]:
-        """What every shard says of this job's tables.
+        """Asks every shard for its figures of this job's tables.
 
         Raises:
             ServerUnreachable: a shard does not answer.

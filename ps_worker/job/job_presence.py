@@ -25,7 +25,7 @@ class JobPresence(Protocol):
 
     @property
     def calls(self) -> Asks:
-        """What the live incarnation asks the coordinator."""
+        """The calls of the live incarnation to the coordinator."""
 
     @property
     def connections(self) -> Sequence[Connection]:

@@ -167,7 +167,7 @@ class Presence:
 
     @property
     def calls(self) -> Asks:
-        """What the live incarnation asks the coordinator; of a group, for all its ranks."""
+        """The calls of the live incarnation to the coordinator; of a group, for all its ranks."""
         return self.membership.calls
 
     @property

@@ -43,7 +43,7 @@ class SideState:
         self._extras[table] = extras
 
     def of_tables(self) -> dict[str, torch.Tensor]:
-        """What goes along with tables, as it is now, not copies."""
+        """The tensors that go along with tables, as they are now, not copies."""
         return {
             f"{number}/{name}": tensor
             for number, extras in self._extras.items()
@@ -53,7 +53,7 @@ class SideState:
     # -- on its way out --------------------------------------------------------------------------------
 
     def pack_start(self, table: int) -> bytes:
-        """What goes along with one table, for who starts the same."""
+        """Packs what goes along with one table, for who starts the same."""
         extras = self._extras.get(table)
         return model_table.pack({} if extras is None else extras.tensors())
 
@@ -117,6 +117,6 @@ class SideState:
 
 
 def of_table(state: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
-    """What of it goes along with this table."""
+    """The part of it that goes along with this table."""
     prefix = f"{number}/"
     return {name.removeprefix(prefix): it for name, it in state.items() if name.startswith(prefix)}

@@ -47,7 +47,6 @@ class TableStart:
         resumption: Resumption,
         optimizer_state: OptimizerStateCalls,
         *,
-        begins: Callable[[int], None],
         say: Callable[[str], None],
         traffic: TrafficListener | None = None,
         group: Group | None = None,
@@ -60,7 +59,6 @@ class TableStart:
             side: what goes along with them.
             resumption: where the script goes on.
             optimizer_state: of the tables.
-            begins: called with a table's number before the first push of a step on it leaves.
             say: tells the person at the terminal something.
             traffic: is told of the traffic of all of them.
             group: whose ranks start them together; None: this process is the whole worker.
@@ -72,7 +70,6 @@ class TableStart:
         self._side = side
         self._resumption = resumption
         self._optimizer_state = optimizer_state
-        self._begins = begins
         self._say = say
         self._traffic = traffic
         self._newest: tuple[TableSpec, Exchange] | None = None
@@ -190,7 +187,7 @@ class TableStart:
             wire_dtype=self._settings.wire_dtype,
             backup=getattr(self._settings.consistency, "backup", 0) > 0,
             bounded=self._settings.consistency.bounded,
-            begins=partial(self._begins, spec.number),
+            decided=getattr(self._settings.consistency, "backup", 0) > 0 or spec.clip_grad_norm is not None,
             traffic=self._traffic,
             ranks=None if self._group is None else partial(self._group.reducer, spec.number),
         )
@@ -237,10 +234,10 @@ class TableStart:
                 torch._foreach_copy_(exchange.memory.staging.views, list(values))
             self._filled.add(number)
         exchange.load()
-        exchange.wait_acked()
+        exchange.in_flight.wait_acked()
         exchange.memory.staged()
         if any(states):
-            exchange.wait_acked()
+            exchange.in_flight.wait_acked()
             self._optimizer_state.load(number, exchange.plan, states)
         self._presence.calls.put_state(f"start/{number}", self._side.pack_start(number))
         self._uploaded.add(number)

@@ -84,7 +84,7 @@ class CoordinatorCalls:
         return self._get_state(name, CALL_LIMIT_S)
 
     def kept(self, table: int) -> dict[str, torch.Tensor]:
-        """What the job keeps with a table: as it was at the end, or at the start."""
+        """Fetches what the job keeps with a table: as it was at the end, or at the start."""
         with suppress(JobUnknown):
             return model_table.unpack(self.get_state("final"), f"{table}/")
         with suppress(JobUnknown):
@@ -92,7 +92,7 @@ class CoordinatorCalls:
         return {}  # the job was restored, from a snapshot in which no worker had anything else
 
     def saved(self) -> dict[str, torch.Tensor]:
-        """What this worker had beside its tables at the snapshot that the job goes on from."""
+        """Fetches what this worker had beside its tables at the snapshot that the job goes on from."""
         try:
             return model_table.unpack(self.get_state(f"snapshot/{self._joined().worker}"))
         except JobUnknown:
@@ -232,7 +232,7 @@ class CoordinatorCalls:
                 self._waiting_call.cancel()
 
     def epochs(self) -> list[pb.EpochUse]:
-        """What became of the samples of the job's last epochs."""
+        """Asks what became of the samples of the job's last epochs."""
         reply = self._service.coordinator.Status(pb.StatusRequest(), timeout=CALL_LIMIT_S)
         return [use for job in reply.jobs if job.job.name == self._settings.job for use in job.epochs]
 
@@ -260,7 +260,7 @@ class CoordinatorCalls:
 
     @waits("the coordinator to deal samples")
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
-        """What of an epoch of a loader this worker hands out next."""
+        """Asks what of an epoch of a loader this worker hands out next."""
         request.job, request.worker = self._settings.job, self._joined().worker
         request.incarnation = self._joined().incarnation
         share = self._service.coordinator.Share

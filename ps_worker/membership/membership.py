@@ -3,7 +3,8 @@
 What it says and hears goes over `member_stream`; the user's thread waits for the reply that it needs. A
 failure is kept and handed to `on_failure` once.
 
-`_changed` guards what the replies set.
+`_changed` guards what the replies set. `_handing` is held while the promise or the rounds, which outlive an
+incarnation, get what came for this one; they get nothing once it is abandoned.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Membership:
         self._lost: ConnectionLost | None = None  # a shard: no table starts without it
         self._leaving = False
         self.live_wanted = self.position_wanted = False
+        self._handing = threading.RLock()
         self._promise: SnapshotPromise | None = promise
         self._rounds: RoundBarrier | None = rounds
         self._stream: MemberStream | None = None
@@ -195,13 +197,13 @@ class Membership:
     # -- state outside tables --------------------------------------------------------------------------
 
     def put_live(self, blob: bytes, step: int) -> None:
-        """What a reader has asked for: the state outside tables, as it is at this step."""
+        """Hands in what a reader has asked for: the state outside tables, as it is at this step."""
         self.live_wanted = False
         self.calls.put_state("live", blob)
         self._send(uploaded=pb.Uploaded(live=True, step=step))
 
     def put_position(self, blob: bytes, step: int) -> None:
-        """What one who joins has asked for."""
+        """Hands in the position that one who joins has asked for."""
         self.position_wanted = False
         self.calls.put_state("position", blob)
         self._send(uploaded=pb.Uploaded(live=True, begins=True, step=step))
@@ -211,7 +213,7 @@ class Membership:
         self.calls.put_once(f"note/{self.joined.worker}", blob)
 
     def put_cut(self, number: int, blob: bytes) -> None:
-        """What a snapshot has of this worker beside its tables."""
+        """Hands in what a snapshot has of this worker beside its tables."""
         try:
             self.calls.put_once(f"cut/{self.joined.worker}", blob)
         except PsError as error:  # a snapshot's trouble: this worker trains on
@@ -270,8 +272,9 @@ class Membership:
     def abandon(self) -> None:
         """This incarnation was evicted: its stream ends, without a word."""
         self._leaving = True
-        self._end_holds()
-        self._promise = self._rounds = None  # what comes late is of no incarnation after this one
+        with self._handing:
+            self._end_holds()
+            self._promise = self._rounds = None  # what comes late is of no incarnation after this one
         if self._stream is not None:
             self._stream.close(cancel=True)
 
@@ -315,7 +318,10 @@ class Membership:
             self._changed.notify_all()
 
     def _receive_cut(self, reply: pb.MemberReply) -> None:
-        promise = self._promise
+        with self._handing:
+            self._hand_cut(reply, self._promise)
+
+    def _hand_cut(self, reply: pb.MemberReply, promise: SnapshotPromise | None) -> None:
         match reply.WhichOneof("kind"):
             case "cut_prepare":
                 number = reply.cut_prepare.number
@@ -327,7 +333,11 @@ class Membership:
                 promise.end(reply.cut_ended.number)
 
     def _receive_hold(self, reply: pb.MemberReply) -> None:
-        rounds, hold = self._rounds, reply.hold
+        with self._handing:
+            self._hand_hold(reply, self._rounds)
+
+    def _hand_hold(self, reply: pb.MemberReply, rounds: RoundBarrier | None) -> None:
+        hold = reply.hold
         if reply.HasField("let_go"):
             if rounds is not None:
                 rounds.let_go(reply.let_go.number)
@@ -342,11 +352,11 @@ class Membership:
         self._send(holding=pb.Holding(number=number, held=True, steps=steps))
 
     def _end_holds(self) -> None:
-        promise, rounds = self._promise, self._rounds  # another thread may abandon this incarnation
-        if promise is not None:
-            promise.end()
-        if rounds is not None:
-            rounds.let_go()
+        with self._handing:
+            if self._promise is not None:
+                self._promise.end()
+            if self._rounds is not None:
+                self._rounds.let_go()
 
     def _fail(self, error: PsError) -> None:
         self._end_holds()

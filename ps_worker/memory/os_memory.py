@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from ps_wire.sockets import shared_memory
-from ps_wire.sockets.shared_memory import Mapped
 from ps_wire.spec.table import PAGE_BYTES
 
 PAGES = Path("/proc/self/pagemap")
@@ -62,7 +61,7 @@ def _mapped(nbytes: int) -> mmap.mmap | None:
     return mapped
 
 
-class SharedMemory(Mapped):
+class SharedMemory(mmap.mmap):
     """Zeros that shards on this host may map. What lies in it keeps it, longer than its worker lives.
 
     Attributes:

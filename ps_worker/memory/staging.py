@@ -51,7 +51,7 @@ class Staging(Protocol):
         ...
 
     def reads_end(self) -> None:
-        """What was queued up to now reads the weights of the version before; nothing after it does."""
+        """Marks the end of reads of the version before: nothing that is queued later reads it."""
         ...
 
     def wait_into(self) -> None:

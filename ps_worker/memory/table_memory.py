@@ -55,7 +55,7 @@ class TableMemory:
             they cannot map them.
         stagings: copy between flat memory and parameters.
         partitions: of the table.
-        on_arrival: told, on a receiving thread, of each partition whose weights are here.
+        on_arrival: told, on a receiving thread, of each partition whose weights are here; see `watch`.
     """
 
     def __init__(self, plan: Plan, sharing: Sharing) -> None:
@@ -92,6 +92,14 @@ class TableMemory:
         self.weights = self._flats[0]
         pinned = [self.gradients] if self._halves else [self.gradients, *self._flats]  # a pin is a write
         self.stagings = Stagings([tensor for flat in pinned for tensor in flat.tensors])
+
+    def watch(self, on_arrival: Callable[[Partition], None]) -> None:
+        """This is told of partitions whose weights are here from now on, in place of who was before."""
+        self.on_arrival = on_arrival
+
+    def withhold_descriptors(self) -> None:
+        """No shard gets descriptors any more; what is laid stays until its weights come as payload."""
+        self.descriptors = ()
 
     def of(self, version: int) -> FlatBuckets:
         """Where weights of a version lie."""
@@ -227,7 +235,7 @@ class TableMemory:
                     half.restore(at=at, nbytes=count)
 
     def _parts(self) -> Iterator[tuple[int, int]]:
-        """What is laid, cut into what is looked at in a step."""
+        """Cuts what is laid into parts that are looked at in a step."""
         whole: list[list[int]] = []  # first byte, and the one behind the last, of what lies together
         for at, count in sorted(self._laid_spans()):
             if whole and whole[-1][1] == at:

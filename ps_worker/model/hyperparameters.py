@@ -154,7 +154,7 @@ def check_sizes(before: list[int], groups: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_groups(defaults: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> Hyperparameters:
-    """What param-groups say now, but for parameters, execution choices and keys of schedulers.
+    """Reads param-groups as they are now, but for parameters, execution choices and keys of schedulers.
 
     Args:
         defaults: of the optimizer: its hyper-parameters by name.

@@ -64,7 +64,7 @@ class Registered:
         return packed
 
     def load(self, packed: Mapping[str, torch.Tensor], *, own: bool = False) -> None:
-        """What was packed has arrived: sets what is registered, and what will be.
+        """Sets what is registered, and what will be, to what was packed and has arrived.
 
         Args:
             packed: see `tensors`.

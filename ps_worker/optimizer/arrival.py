@@ -87,7 +87,9 @@ class Arrival:
         )
         self._tables = [*self._tables, table]
         self._planned = False
-        self._worth = all(_worth_waiting(it.parameters) and not it.exchange.skips for it in self._tables)
+        self._worth = all(
+            _worth_waiting(it.parameters) and not it.exchange.in_flight.skips for it in self._tables
+        )
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class Arrival:
             until_s = time.monotonic() + limit_s
             for table in self._tables:
                 try:
-                    whole &= table.exchange.all_pulled_within(max(until_s - time.monotonic(), 0.0))
+                    whole &= table.exchange.in_flight.all_pulled_within(max(until_s - time.monotonic(), 0.0))
                 except PsError:
                     whole = False
         if whole:
@@ -233,7 +235,7 @@ class Arrival:
         started_s = time.monotonic()
         table.exchange.wait_pulled(self._report, wanted)
         self.waited_s += time.monotonic() - started_s
-        table.weights.arrive(indices, table.exchange.versions[min(wanted, default=0)])
+        table.weights.arrive(indices, table.exchange.in_flight.versions[min(wanted, default=0)])
 
 
 def _worth_waiting(parameters: Mapping[str, torch.nn.Parameter]) -> bool:

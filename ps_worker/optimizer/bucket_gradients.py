@@ -75,6 +75,7 @@ class BucketGradients:
         self._views = [exchange.gradients.views[number] for number in mine]
         first, count = bucket.first_partition, bucket.num_partitions
         self.partitions = exchange.partitions[first : first + count]
+        self._indices = frozenset(partition.index for partition in self.partitions)
         index_of = {number: index for index, number in enumerate(mine)}
         self._pieces = [
             [index_of[placement.parameter] for placement in exchange.plan.placements(partition)]
@@ -148,7 +149,7 @@ class BucketGradients:
         self.arrived.append(parameter)
         self._check_dense(gradient, index)
         try:
-            self._exchange.wait_free(self.partitions)
+            self._exchange.in_flight.wait_free(self._indices)
         except Evicted:  # step() joins again
             return
         self._zeros.discard(index)
@@ -180,7 +181,7 @@ class BucketGradients:
         self._sent_there = []
 
     def forget_arrivals(self) -> None:
-        """What has arrived so far was only accumulated."""
+        """Forgets what has arrived so far: it was only accumulated."""
         self.arrived.clear()
         self._noted.clear()
 
@@ -196,8 +197,8 @@ class BucketGradients:
         Raises:
             ParameterUnsupported: a gradient is sparse, or its parameter has another shape now.
         """
-        if not self._exchange.all_free:
-            self._exchange.wait_free(self.partitions)
+        if not self._exchange.in_flight.all_free:
+            self._exchange.in_flight.wait_free(self._indices)
         gradients = [parameter.grad for parameter in self.parameters]
         there = [gradient for gradient in gradients if gradient is not None]
         views = self._views
@@ -245,7 +246,7 @@ class BucketGradients:
             self.ticket = self._exchange.memory.stagings.of(gradients[0].device).out(views, gradients)
 
     def leave(self, *, late: bool) -> None:
-        """What was copied is final; `late` where backward is over."""
+        """Makes what was copied final; `late` where backward is over."""
         self.left, self._late = True, late
         if not late:
             self.keep()
@@ -280,7 +281,7 @@ class BucketGradients:
         self._sent_arrivals = len(self.arrived)
 
     def changed_since_noted(self) -> str | None:
-        """What happened to a gradient between its hook and now, exactly, or None."""
+        """Says what happened to a gradient between its hook and now, exactly, or None."""
         if self._distinct() != len(self.arrived):
             return "a gradient accumulated over several backward passes"
         for index, (gradient, version) in self._noted.items():
@@ -292,7 +293,7 @@ class BucketGradients:
         return None
 
     def changed_since_left(self, sample: slice, turn: int) -> str | None:
-        """What happened to a gradient since the bucket left, as far as the checks see, or None.
+        """Says what happened to a gradient since the bucket left, as far as the checks see, or None.
 
         Args:
             sample: parameters whose bytes are compared, by index: one row of each.

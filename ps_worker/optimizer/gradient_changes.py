@@ -16,12 +16,12 @@ def cleared(name: str) -> UsageError:
 
 
 def replaced(name: str) -> str:
-    """What is said of a gradient that is another tensor now."""
+    """The text about a gradient that is another tensor now."""
     return f"the gradient of {name!r} was replaced or cleared after backward"
 
 
 def changed(name: str) -> str:
-    """What is said of a gradient whose values are others now."""
+    """The text about a gradient whose values are others now."""
     return f"the gradient of {name!r} was changed after backward"
 
 

@@ -6,18 +6,19 @@ or ends, nor weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ps_wire.spec.table import Hyperparameters
-from ps_worker.data.batch_in_hand import BatchInHand
 from ps_worker.optimizer.bucket_gradients import Unscale
 from ps_worker.optimizer.started_table import StartedTable
 from ps_worker.optimizer.table_gradients import Mode, TableGradients, changed_error
-from ps_worker.step_host import StepHost
+from ps_worker.step.batch_in_hand import BatchInHand
+from ps_worker.step.first_push import FirstPush
+from ps_worker.step.step_host import StepHost
 
 NORM_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds it
 
@@ -39,18 +40,18 @@ class Sender:
         *,
         mode: Mode,
         clip_norm: float | None,
-        weight: Callable[[], float],
+        first: FirstPush,
         divides: bool,
         as_views: bool,
     ) -> None:
         """Has no tables.
 
         Args:
-            host: told before the first push of a step.
+            host: the worker.
             batch: nothing of one that is void leaves.
             mode: how buckets leave, to begin with.
             clip_norm: that this worker clips its own gradients to, before they leave.
-            weight: of a step's pushes in a BSP mean; called once a step.
+            first: the first push of a step, of all its tables.
             divides: loss scales are taken out by a division, as fused kernels do.
             as_views: gradients lie in the memory that is pushed.
         """
@@ -62,9 +63,8 @@ class Sender:
         self._batch = batch
         self._mode = mode
         self._clip_norm = clip_norm
-        self._weight = weight
+        self._first = first
         self._divides = divides
-        self._step_weight: float | None = None
         self._syncing = True
 
     def add(
@@ -73,7 +73,6 @@ class Sender:
         *,
         sizes: list[int],
         hyperparameters: Callable[[], Hyperparameters],
-        settle: Callable[[], None],
     ) -> None:
         """One more table, whose parameters get hooks.
 
@@ -81,16 +80,14 @@ class Sender:
             started: the table.
             sizes: parameters of each param-group of the optimizer now.
             hyperparameters: what the table's param-groups say, when that is asked.
-            settle: called before the first push of a step.
         """
         table = TableGradients(
             started,
             mode=self._mode if self._host.closed() is None else Mode.WAITING,
             syncing=self._may_leave,
             hyperparameters=hyperparameters,
-            weight=self._weigh,
+            first=self._first,
             sending=self._host.inside.sending,
-            settle=settle,
             as_views=self.as_views,
         )
         self.tables, self.sizes = (*self.tables, table), sizes  # together: no Ctrl-C comes between
@@ -128,7 +125,7 @@ class Sender:
             self.forget_arrivals()
 
     def forget_arrivals(self) -> None:
-        """What hooks have seen so far was only accumulated, or is given up."""
+        """Forgets what hooks have seen so far: it was only accumulated, or is given up."""
         for table in self.tables:
             table.forget_arrivals()
 
@@ -137,7 +134,7 @@ class Sender:
     def check_acked(self) -> None:
         """Raises what answers have brought meanwhile, such as `Evicted`; waits for none."""
         for table in self.tables:
-            table.exchange.wait_acked(())
+            table.exchange.in_flight.wait_acked(())
 
     def decide(self, *, scaled: bool) -> None:
         """After a watched step: overlap if nothing touched the gradients. Later: an error if so.
@@ -187,21 +184,27 @@ class Sender:
         self.abstain_rest()
 
     def abstain_rest(self) -> None:
-        """What has not left of this step abstains. May be called again."""
+        """Abstains with what has not left of this step. May be called again."""
         for table in self.tables:
             table.abstain()
 
     def begin(self) -> None:
         """Gets ready for the gradients of the next step, whose weights were asked for."""
-        self._step_weight = None
+        self._first.end()
         for table in self.tables:
             table.begin(self._mode)
+
+    def reenter(self, steps: Mapping[int, int]) -> None:
+        """The worker has joined again, at these steps by table: what of a step had left is void."""
+        self._first.reenter()
+        for table in self.tables:
+            table.reenter(steps[table.started.number])
 
     def release(self, limit_s: float) -> None:
         """Before the end: what has not left abstains, and is acknowledged within the limit."""
         for table in self.tables:
             table.abstain()
-            table.exchange.wait_acked(limit_s=limit_s)
+            table.exchange.in_flight.wait_acked(limit_s=limit_s)
 
     def detach(self) -> None:
         """Takes the hooks off the parameters."""
@@ -212,13 +215,6 @@ class Sender:
 
     def _may_leave(self) -> bool:
         return self._syncing and not self._batch.void
-
-    def _weigh(self) -> float:
-        """The weight of this step's pushes; the first that asks is about to push, or abstains."""
-        if self._step_weight is None:
-            self._host.before_step(self.tables[0].step + 1)
-            self._step_weight = self._weight()
-        return self._step_weight
 
     def _unscale(self, scale: float) -> Unscale:
         """As plain torch does: kernels that take a scale divide by it, for others a scaler multiplies."""
@@ -232,12 +228,12 @@ class Sender:
             step = self.tables[0].step
             self._host.say(f"step {step} has no gradient: this worker abstains (said once)")
         self.abstained += 1
-        self._weigh()  # the samples of this step weigh in no other
+        self._first.weigh()  # the samples of this step weigh in no other
         self.abstain_rest()
 
 
 def loss_scale(optimizer: Any) -> tuple[float | None, bool | None]:
-    """What a `GradScaler` has set on an optimizer for the step that it calls.
+    """Reads what a `GradScaler` has set on an optimizer for the step that it calls.
 
     Returns:
         The scale, if gradients still have it, and whether it found an overflow; None each where none calls.

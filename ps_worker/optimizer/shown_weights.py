@@ -68,7 +68,7 @@ class ShownWeights:
         for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
             if not (parameter.is_cpu and parameter.dtype is view.dtype):
                 self._copied.add(index)
-        self._memory.on_arrival = self._keep_window
+        self._memory.watch(self._keep_window)
         self._show(flat)
         self.refresh()
 

@@ -22,7 +22,7 @@ from ps_worker.optimizer.arrival import Arrival
 from ps_worker.optimizer.remote_state import refuse_copy
 from ps_worker.optimizer.sender import Sender
 from ps_worker.process import stopping
-from ps_worker.step_host import StepHost
+from ps_worker.step.step_host import StepHost
 
 
 class Stage(Enum):
@@ -78,7 +78,7 @@ class StepCycle:
     # -- a step ----------------------------------------------------------------------------------------
 
     def begin_sending(self) -> None:
-        """What has not left of the step is about to leave, or to be abstained from."""
+        """Enters the stage in which what has not left of the step leaves, or is abstained from."""
         self._enter(Stage.SENDING)
 
     def go_on(self) -> None:
@@ -152,10 +152,8 @@ class StepCycle:
 
     def reenter(self, steps: Mapping[int, int]) -> None:
         """The worker has joined again, and the weights are those of its first step there, by table."""
-        tables = self._sender.tables
-        for table in tables:
-            table.reenter(steps[table.started.number])
-        self.step_number = steps[tables[0].started.number]
+        self._sender.reenter(steps)
+        self.step_number = steps[self._sender.tables[0].started.number]
         self.arrival.replace()
         self._arrived(begin=True)
 

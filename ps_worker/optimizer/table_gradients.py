@@ -21,6 +21,7 @@ from ps_wire.errors import Evicted, GradientChanged
 from ps_wire.spec.table import Hyperparameters
 from ps_worker.optimizer.bucket_gradients import BucketGradients, Unscale
 from ps_worker.optimizer.started_table import StartedTable
+from ps_worker.step.first_push import FirstPush
 
 SAMPLE = 16  # gradients of which a row is compared in a step: 4 us each
 REMEDY = (
@@ -53,8 +54,7 @@ class TableGradients:
         mode: Mode,
         syncing: Callable[[], bool],
         hyperparameters: Callable[[], Hyperparameters],
-        weight: Callable[[], float],
-        settle: Callable[[], None],
+        first: FirstPush,
         sending: AbstractContextManager[object],
         as_views: bool = False,
     ) -> None:
@@ -65,8 +65,7 @@ class TableGradients:
             mode: to begin with.
             syncing: False where a backward pass only accumulates.
             hyperparameters: what the table's param-groups say now.
-            weight: of this step's pushes in a BSP mean.
-            settle: called before the first push of a step.
+            first: the first push of a step, of all tables of the optimizer.
             sending: held while a hook sends, see `OneThread`.
             as_views: gradients lie in the memory that is pushed.
         """
@@ -77,8 +76,7 @@ class TableGradients:
         self._parameters = list(started.parameters.values())
         self._syncing = syncing
         self._hyperparameters = hyperparameters
-        self._weight = weight
-        self._settle = settle
+        self._first = first
         self._sending = sending
         self._seen: Hyperparameters | None = None  # at the first hook of a watched step
         self._turn = 0
@@ -118,7 +116,7 @@ class TableGradients:
     # -- what step() asks ------------------------------------------------------------------------------
 
     def change(self) -> str | None:
-        """What a watched step showed to happen between hooks and now that overlap would miss, or None."""
+        """Says what changed between hooks and now in a watched step, which overlap would miss, or None."""
         for bucket in self._buckets:
             changed = bucket.changed_since_noted()
             if changed is not None:
@@ -159,7 +157,10 @@ class TableGradients:
     def flush(self, *, wait: bool = True) -> None:
         """Sends the buckets that an accelerator has copied; with `wait` those that it still copies, too."""
         while self._leaving and (wait or self._leaving[0].ticket.query()):
-            self._leaving.pop(0).push(step=self.step, weight=self._weight())
+            bucket = self._leaving.pop(0)
+            weight = self._first.weigh()
+            self._first.begin(self.started.number, self.step)
+            bucket.push(step=self.step, weight=weight)
 
     def copy_all(self, unscale: Unscale | None) -> float:
         """Copies every bucket, sends none; returns the sum of squares of all elements."""
@@ -180,6 +181,7 @@ class TableGradients:
     def abstain(self) -> None:
         """Takes this step with nothing to apply on what has not left. May be called again."""
         self._leaving.clear()
+        self._first.begin(self.started.number, self.step)
         self.exchange.abstain(step=self.step)
 
     def pull(self) -> None:
@@ -193,7 +195,7 @@ class TableGradients:
 
     def begin(self, mode: Mode) -> None:
         """Gets ready for the gradients of the step that was pulled for. May be called again."""
-        self.step = self.exchange.step_of(self._next)
+        self.step = self.exchange.in_flight.step_of(self._next)
         if mode is not self.mode:
             for bucket in self._buckets:
                 bucket.unhook()
@@ -206,7 +208,7 @@ class TableGradients:
         self._turn += 1
 
     def forget_arrivals(self) -> None:
-        """What hooks have seen so far was only accumulated."""
+        """Forgets what hooks have seen so far: it was only accumulated."""
         self._seen = None
         for bucket in self._buckets:
             if not bucket.left:
@@ -233,7 +235,7 @@ class TableGradients:
     def _complete(self, bucket: BucketGradients) -> None:
         if self._syncing():
             with self._sending, suppress(Evicted):  # step() joins again
-                self._settle()
+                self._first.settle()
                 bucket.copy()
                 bucket.check_whole()
                 self._leave(bucket, late=False)

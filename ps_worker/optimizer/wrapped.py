@@ -20,14 +20,15 @@ from torch._compile import _disable_dynamo
 
 from ps_wire.errors import Evicted, UsageError
 from ps_wire.spec.table import Hyperparameters
-from ps_worker.data.batch_in_hand import BatchInHand
 from ps_worker.model.hyperparameters import check_sizes, read_groups, sizes_of
 from ps_worker.optimizer.remote_state import RemoteStateOptimizer, StateAccess
 from ps_worker.optimizer.sender import Sender, loss_scale
 from ps_worker.optimizer.started_table import StartedTable
 from ps_worker.optimizer.step_cycle import Stage, StepCycle
 from ps_worker.optimizer.table_gradients import Mode, changed_error
-from ps_worker.step_host import StepHost
+from ps_worker.step.batch_in_hand import BatchInHand
+from ps_worker.step.first_push import FirstPush
+from ps_worker.step.step_host import StepHost
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
 
@@ -83,7 +84,12 @@ class WrappedOptimizer(RemoteStateOptimizer):
             self._batch,
             mode=START[overlap] if clip_norm is None else Mode.WAITING,
             clip_norm=clip_norm,
-            weight=weight,
+            first=FirstPush(
+                host,
+                step=lambda: self._sender.tables[0].step,
+                weight=weight,
+                settle=self._settle_weights,
+            ),
             divides="fused" in self.defaults,
             as_views=as_views,
         )
@@ -348,7 +354,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._cycle.reenter(steps)
 
     def renew(self) -> None:
-        """What is computed from now on counts; what is there of a batch that is dropped is cleared."""
+        """Lets what is computed from now on count; what is there of a batch that is dropped is cleared."""
         if self._batch.void:
             self.abandon()
             self._batch.renew()
@@ -368,6 +374,9 @@ class WrappedOptimizer(RemoteStateOptimizer):
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _settle_weights(self) -> None:
+        self._cycle.before_push()
+
     def _start(self, groups: list[int]) -> StartedTable:
         return self._start_table([self.param_groups[index] for index in groups])
 
@@ -377,7 +386,6 @@ class WrappedOptimizer(RemoteStateOptimizer):
             started,
             sizes=sizes_of(self.param_groups),
             hyperparameters=lambda: self._read(groups),
-            settle=self._cycle.before_push,
         )
 
     def _read(self, groups: list[int]) -> Hyperparameters:

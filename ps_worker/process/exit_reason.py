@@ -8,7 +8,7 @@ MAX_CHARACTERS = 1000  # a coordinator logs half of it, and a message of megabyt
 
 
 def reason_of(error: BaseException | None) -> str:
-    """What the others are told of the exception that ended a worker's block; empty: nothing went wrong."""
+    """Tells the others why an exception ended a worker's block; empty: nothing went wrong."""
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return ""
     if isinstance(error, SystemExit) and stopping.asked():

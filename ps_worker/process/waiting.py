@@ -78,7 +78,7 @@ def _goes_on(wait: Wait) -> bool:
 
 
 def wait_of(thread: int | None) -> Wait | None:
-    """What a thread waits for now, by its ident."""
+    """The wait that a thread is in now, by its ident."""
     return None if thread is None else _now.get(thread)
 
 
@@ -116,7 +116,7 @@ class LongWaits:
 
     @property
     def text(self) -> str:
-        """What is waited for, for people; empty: nothing, or not for long."""
+        """The wait, for people; empty: there is none, or it is not long."""
         with self._lock:
             return self._text
 

@@ -234,7 +234,7 @@ def encode(record: StepRecord) -> str:
 
 
 def decode_header(line: str) -> RecordHeader:
-    """What the first line of a file says.
+    """Reads the first line of a file.
 
     Raises:
         UsageError: it is no header, or one of another release.

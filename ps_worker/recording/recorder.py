@@ -27,8 +27,8 @@ BUFFER_BYTES = 1 << 18  # so many steps are not written before that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What grows over a worker's steps.
+class StepTotals:
+    """Sums that grow over a worker's steps.
 
     Attributes:
         waited_s: in which training had nothing to do but wait for weights.
@@ -43,7 +43,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Heard:
-    """What connections have heard of one step; times of the recorder's clock."""
+    """A step as connections have heard of it; times of the recorder's clock."""
 
     gap: int | None = None
     tau: int | None = None
@@ -67,10 +67,10 @@ class _Step:
     ended_s: float | None = None
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    after: Totals | None = None
+    after: StepTotals | None = None
 
 
-class Recorder:
+class StepRecorder:
     """Writes one line per step. A `TrafficListener`."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Recorder:
         self._before: _Step | None = None  # the one before it, which is not written yet
         self._begun = False  # the next step has begun: what is logged is of it
         self._logged: dict[str, float] = {}
-        self._totals = Totals()
+        self._totals = StepTotals()
         self._start_s = self._now()
         self._called_s = 0.0
         self._flushed_s = 0.0
@@ -143,7 +143,7 @@ class Recorder:
         """The script has called a step, or what else it calls: it does not compute."""
         self._called_s = self._now()
 
-    def sending(self, clock: int, totals: Totals) -> None:
+    def sending(self, clock: int, totals: StepTotals) -> None:
         """The first push of the step of this clock is about to leave; weights of before are here."""
         sent = self._sent
         if sent is not None:
@@ -167,7 +167,7 @@ class Recorder:
         sent.samples += samples
         self._write_before()
 
-    def close(self, totals: Totals) -> None:
+    def close(self, totals: StepTotals) -> None:
         """No step follows; the file is whole. May be called again."""
         sent, self._sent = self._sent, None
         self._write_before()
@@ -186,7 +186,7 @@ class Recorder:
                 self._give_up(error)
 
     def flush(self) -> None:
-        """What was written is in the file."""
+        """Sees to it that what was written is in the file."""
         self._flushed_s = self._now()
         if self._file is not None:
             try:

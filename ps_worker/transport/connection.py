@@ -39,7 +39,7 @@ from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.process.retry import Retry
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.liveness import Liveness, is_silent
-from ps_worker.transport.outbox import Outbox
+from ps_worker.transport.outbox import FrameOutbox
 
 ATTEMPT_LIMIT_S = 10.0  # for a shard to answer the first time
 FIRST_LIMIT_S = 0.5  # once a connection broke; each try may take twice as long as the one before
@@ -62,7 +62,7 @@ class Peer(Protocol):
         ...
 
     def replay(self, shard: int) -> Iterable[wire.Frame]:
-        """What a new connection sends first: all that was sent and not answered, in order."""
+        """Gives what a new connection sends first: all that was sent and not answered, in order."""
         ...
 
     def fail(self, error: PsError) -> None:
@@ -105,7 +105,7 @@ class Connection:
         self._log = log
         self._lock = threading.Lock()
         self._receiving = threading.Lock()
-        self._outbox: Outbox | None = None
+        self._outbox: FrameOutbox | None = None
         self._call: DataStream | None = None
         self._closing = threading.Event()
         self._quiet = threading.Event()
@@ -248,7 +248,7 @@ class Connection:
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
         request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
-        outbox: Outbox | None = None
+        outbox: FrameOutbox | None = None
 
         def introduce() -> tuple[shard_pb2.OpenReply, FramesOut]:
             nonlocal outbox
@@ -256,7 +256,7 @@ class Connection:
             if outbox is not None:
                 outbox.close()  # of a carrier that did not reach the shard
             self._check_generation(opened.generation)
-            outbox = Outbox(self._hello(opened.token))
+            outbox = FrameOutbox(self._hello(opened.token))
             return opened, outbox
 
         self._call = call = self._carriers.stream(
@@ -296,7 +296,7 @@ class Connection:
             meta=token + self._job.encode(),
         )
 
-    def _go_live(self, outbox: Outbox) -> None:
+    def _go_live(self, outbox: FrameOutbox) -> None:
         with self._lock:
             outbox.put(list(self._peer.replay(self._shard)))
             if self._closing.is_set():  # close() came first and found no outbox to end
@@ -305,7 +305,7 @@ class Connection:
 
 
 def _for_now(error: PsError) -> PsError:
-    """What a shard says to HELLO: it may have been started again since it gave the token out."""
+    """Lets a refusal of HELLO end this connection alone: the shard may have been started again."""
     return ConnectionLost(error.message) if isinstance(error, StrangerRefused) else error
 
 

@@ -110,7 +110,7 @@ class _Line:
             return self._channels[-1]
 
     def error(self, error: grpc.RpcError) -> PsError:
-        """What a failed call means; where the server cannot be reached, whether TLS is why."""
+        """The error that a failed call means; where the server cannot be reached, whether TLS is why."""
         named = error_of(error, self.address)
         if isinstance(named, ServerUnreachable):
             return diagnose(self.address, self._access.tls) or named

@@ -19,7 +19,7 @@ from ps_wire.sockets.frame_socket import pop_batch
 PULL_BYTES = 16 << 20
 
 
-class Outbox:
+class FrameOutbox:
     """The queue of frames to a shard.
 
     Who sends iterates over it; it ends with `close`. Thread-safe for one who takes and any who put.
@@ -44,7 +44,7 @@ class Outbox:
             self._changed.notify()
 
     def close(self) -> None:
-        """What is queued still leaves, and nothing after it."""
+        """Queues nothing more; what is queued still leaves."""
         with self._changed:
             self._closed = True
             self._changed.notify()

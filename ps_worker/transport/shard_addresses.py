@@ -27,7 +27,7 @@ class ShardAddresses:
         self._lock = threading.Lock()
 
     def update(self, advertised: Sequence[str]) -> None:
-        """What the coordinator says, by shard; empty texts are of shards that are not there."""
+        """Takes the addresses that the coordinator says, by shard; empty: that shard is not there."""
         with self._lock:
             known = self._advertised or [""] * len(advertised)
             for shard, (before, now) in enumerate(zip(known, advertised, strict=False)):

@@ -135,7 +135,7 @@ class SocketStream:
         return 0 if frame.table in self._tables else len(frame.payload)
 
     def _shared(self, frame: wire.Frame) -> wire.Frame:
-        """What is left of a frame where its payload lies in shared memory."""
+        """The frame as it leaves: without its payload, where that lies in shared memory."""
         if frame.kind is wire.Kind.SHARE:
             (self._tables.add if frame.descriptors else self._tables.discard)(frame.table)
         shares = self._shares and frame.kind is wire.Kind.HELLO

@@ -20,6 +20,9 @@ class Host:
     def before_step(self, step: int) -> None:
         pass
 
+    def begin_push(self, table: int) -> None:
+        pass
+
     def after_step(self, step: int) -> None:
         pass
 

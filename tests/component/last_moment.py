@@ -28,9 +28,9 @@ class LastMoment:
         self._kept: dict[int, Any] = {}
         self._exchange = exchange
         self._take, self._wait = exchange.receive, exchange.wait_pulled
-        self._wait_within = exchange.all_pulled_within
+        self._wait_within = exchange.in_flight.all_pulled_within
         exchange.receive, exchange.wait_pulled = self.take, self.wait_pulled
-        exchange.all_pulled_within = self.all_pulled_within
+        exchange.in_flight.all_pulled_within = self.all_pulled_within
         exchange.landing = lambda *_: None  # not a byte may be in its place before
 
     def take(self, frame: Any) -> None:

@@ -60,7 +60,7 @@ class Points:
             self.met.append(point)
         self._meet.wait()
         (exchange, *_) = link.exchanges
-        until(lambda: exchange.evicted, "this worker has heard")
+        until(lambda: exchange.in_flight.evicted, "this worker has heard")
 
 
 class _At(nn.Module):

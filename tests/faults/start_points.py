@@ -29,7 +29,7 @@ def environment(point: str, fifo: Path) -> dict[str, str]:
 def install() -> None:
     """Puts itself around what a start does with the hand-off."""
     find: Callable[..., Any] = hand_off.find
-    use_up: Callable[..., Any] = hand_off.Found.use_up
+    use_up: Callable[..., Any] = hand_off.FoundHandOff.use_up
     jobs = SavedJobs.jobs
 
     def found(*arguments: Any) -> Any:
@@ -37,7 +37,7 @@ def install() -> None:
         _stand(FOUND)
         return it
 
-    def used_up(it: hand_off.Found) -> None:
+    def used_up(it: hand_off.FoundHandOff) -> None:
         _stand(BOUND)
         use_up(it)
         _stand(USED)
@@ -47,7 +47,7 @@ def install() -> None:
         return jobs(it)
 
     hand_off.find = found
-    hand_off.Found.use_up = used_up  # type: ignore[method-assign]
+    hand_off.FoundHandOff.use_up = used_up  # type: ignore[method-assign]
     SavedJobs.jobs = listed  # type: ignore[method-assign]
 
 

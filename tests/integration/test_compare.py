@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.compare.folder import Folder
+from ps_lab.compare.folder import Folder, RunFolder
 from ps_lab.compare.laws import Holds, verdicts
 from ps_lab.compare.outcome import Ending
 from ps_lab.compare.results import read_recordings, read_run
@@ -36,6 +36,23 @@ with ps.connect() as worker:
             sys.exit(3)
     worker.finish()
 """
+ENDLESS = """
+import torch
+import ps_worker as ps
+
+torch.manual_seed(0)
+with ps.connect() as worker:
+    model = torch.nn.Linear(4, 1)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = worker.loader(torch.utils.data.TensorDataset(torch.rand(32, 4)), batch_size=1)
+    for _ in worker.epochs(10**6):
+        for (inputs,) in loader:
+            loss = model(inputs).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            worker.log(loss=loss)
+"""
 EXPERIMENT = """
 name = "tiny"
 script = "train.py"
@@ -53,8 +70,8 @@ def _compare(tmp_path: Path) -> Iterator[object]:
     started: list[Process] = []
     (tmp_path / "tiny.toml").write_text(EXPERIMENT)
 
-    def compare(*options: str, steps: int = 10, fails: str = "") -> Process:
-        (tmp_path / "train.py").write_text(SCRIPT.format(steps=steps, fails=fails))
+    def compare(*options: str, steps: int = 10, fails: str = "", script: str = SCRIPT) -> Process:
+        (tmp_path / "train.py").write_text(script.format(steps=steps, fails=fails))
         where = ("--out", str(tmp_path / "out"))
         started.append(start("ps-lab", "compare", str(tmp_path / "tiny.toml"), *where, *options))
         return started[-1]
@@ -62,6 +79,10 @@ def _compare(tmp_path: Path) -> Iterator[object]:
     yield compare
     for process in started:
         process.kill()
+
+
+def folders(tmp_path: Path) -> dict[str, RunFolder]:
+    return {one.run.model: one for one in Folder.open(tmp_path / "out").runs}
 
 
 def outcomes(tmp_path: Path) -> dict[str, object]:
@@ -129,6 +150,28 @@ def test_bsp_has_the_same_loss_curve_again_bit_for_bit(compare, tmp_path: Path):
     assert curves[0] == curves[1]
 
 
+def test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp(compare, tmp_path: Path):
+    """Bit for bit with two workers, whose mean is rounded once whichever way it is taken; and it stops."""
+    (tmp_path / "evaluate.py").write_text(EVALUATES)
+    text = EXPERIMENT.replace("record = false\n", "").replace('["bsp", "asp"]', '["bsp"]')
+    stop = '[stop]\nsamples = 40\n[evaluation]\nscript = "evaluate.py"\nevery_s = 0.1\n'
+    (tmp_path / "tiny.toml").write_text(text + 'baselines = ["ddp"]\n' + stop)
+    process = compare(script=ENDLESS)
+    assert process.wait_end() == 0, process.text
+    found = folders(tmp_path)
+    outcome = found["ddp"].outcome()
+    assert outcome.ending is Ending.FINISHED
+    assert outcome.metrics["loss"] >= 0.0
+    assert outcome.evaluations
+    assert {"worker 0", "worker 1", "evaluator"} <= outcome.cpu_s.keys()
+    curves = {
+        model: [[step.loss for step in one.steps[:8]] for one in read_recordings(folder.records)]
+        for model, folder in found.items()
+    }
+    assert curves["ddp"] == curves["bsp"]
+    assert [len(curve) for curve in curves["ddp"]] == [8, 8]
+
+
 EVALUATES = """
 import json, os, time
 import torch
@@ -182,9 +225,7 @@ def test_records_an_evaluation_and_a_worker_that_is_killed_and_comes_again(compa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ('[[profiles]]\nname = "link"\nstraggler = "slow_link:f=8"\n', "profiles: link: slow_link cannot"),
-        ('baselines = ["ddp"]\n', "baselines: they need worker groups"),
-        ("group_size = 2\n", "group_size: there are no worker groups yet"),
+        ('baselines = ["none"]\n', "baselines: none, data parallel without servers, cannot be run yet"),
         ('model = "bsp"\n', "models"),
     ],
 )

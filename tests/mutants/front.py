@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         name="front: a reader's last word is taken for a connection that broke",
-        file="ps_worker/reader.py",
+        file="ps_worker/readers/reader.py",
         text='                if reply.number == 0 and reply.HasField("refused"):',
         fault="                if False:",
         tests=(f"{DROPPED}::test_workers_and_readers_of_a_job_that_is_dropped_by_force_hear_why",),
@@ -88,14 +88,14 @@ MUTANTS = (
     ),
     Mutant(
         name="front: a reader that waits is content with a job that has not started",
-        file="ps_worker/reader.py",
+        file="ps_worker/readers/reader.py",
         text="                if wait_s:\n                    self._ask(",
         fault="                if False:\n                    self._ask(",
         tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),
     ),
     Mutant(
         name="front: a reader does not wait",
-        file="ps_worker/reader.py",
+        file="ps_worker/readers/reader.py",
         text="                if left_s <= 0:\n",
         fault="                if True:\n",
         tests=(f"{WAITING}::test_a_reader_waits_for_a_job_that_is_not_there_and_then_for_its_start",),

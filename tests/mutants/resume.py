@@ -12,7 +12,7 @@ STOP = "tests/component/members/test_stop_job.py"
 DATA = "ps_worker/data/script_data.py"
 RESUMPTION = "ps_worker/job/resumption.py"
 STATE = "ps_worker/steps.py"
-BATCH = "ps_worker/data/batch_in_hand.py"
+BATCH = "ps_worker/step/batch_in_hand.py"
 
 MUTANTS = (
     Mutant(

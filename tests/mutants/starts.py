@@ -21,9 +21,9 @@ MUTANTS = (
     Mutant(
         name="a hand-off is used up when it is read",
         file="ps_server/shard/hand_off.py",
-        text="    return Found(path=path, written=written, inherited=inherited)\n",
+        text="    return FoundHandOff(path=path, written=written, inherited=inherited)\n",
         fault=(
-            "    found = Found(path=path, written=written, inherited=inherited)\n"
+            "    found = FoundHandOff(path=path, written=written, inherited=inherited)\n"
             "    Found.use_up(found)\n"
             "    return found\n"
         ),

@@ -54,7 +54,7 @@ MUTANTS = (
         file="ps_worker/table.py",
         text="        exchange = self._exchange\n        views = exchange.weights.views\n",
         fault="""        exchange = self._exchange
-        self._taken = exchange.step_of(self._taken)
+        self._taken = exchange.in_flight.step_of(self._taken)
         views = exchange.weights.views
 """,
         tests=(f"{TABLE}::test_a_step_is_taken_by_the_script_alone",),

@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         name="together: schedules do not count the steps that were sat out",
-        file="ps_worker/data/batch_in_hand.py",
+        file="ps_worker/step/batch_in_hand.py",
         text="        self.behind += again\n",
         fault="",
         tests=(f"{FAULTS}::test_one_joins_in_an_epoch_that_ends_with_a_call",),

@@ -358,7 +358,7 @@ MUTANTS = (
     Mutant(
         name="gradients: memory that a shard still reads is written",
         file=OUTGOING,
-        text="        if not self._exchange.all_free:\n            self._exchange.wait_free(self.partitions)\n",
+        text="        if not self._exchange.in_flight.all_free:\n            self._exchange.in_flight.wait_free(self._indices)\n",
         fault="",
         tests=(
             "tests/component/memory/test_lent_memory.py",

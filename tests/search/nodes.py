@@ -20,7 +20,7 @@ from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.tally import StepTally
 from ps_server.shard.partition.backup_machine import machine_of
-from ps_server.shard.partition.cut import Cut
+from ps_server.shard.partition.cut import PartitionCut
 from ps_server.shard.partition.machine import (
     Ack,
     Action,
@@ -46,7 +46,7 @@ Output = tuple[Any, ...]
 class Node:
     number: int
     machine: StepMachine
-    cut: Cut
+    cut: PartitionCut
     quorum: StepTally | None
     kept: frozenset[int]  # versions that are older than the weights
     live: dict[int, tuple[int, int]]  # worker -> incarnation, clock; of those who are not fenced
@@ -78,7 +78,7 @@ class Nodes:
         if quorum is not None:
             quorum.stands(0, machine.standing)
             assert quorum.poll() is None
-        return self._node(machine, Cut(machine), quorum, frozenset())
+        return self._node(machine, PartitionCut(machine), quorum, frozenset())
 
     def step(self, node: Node, given: Input) -> tuple[Node, tuple[Output, ...]]:
         found = node.memo.get(given)
@@ -118,7 +118,9 @@ class Nodes:
         made._reported = node.quorum._reported
         return made
 
-    def _node(self, machine: StepMachine, cut: Cut, quorum: StepTally | None, kept: frozenset[int]) -> Node:
+    def _node(
+        self, machine: StepMachine, cut: PartitionCut, quorum: StepTally | None, kept: frozenset[int]
+    ) -> Node:
         members = tuple(
             (worker, it.incarnation, it.clock, it.prepared, it.fenced, it.late, it.asked)
             for worker, it in sorted(machine._members.items())
@@ -219,7 +221,7 @@ class _Visit:
     """One input to a node, and what comes out of it."""
 
     machine: StepMachine
-    cut: Cut
+    cut: PartitionCut
     quorum: StepTally | None
     kept: frozenset[int]
     outputs: list[Output] = field(default_factory=list)

@@ -59,6 +59,20 @@ def test_signals_go_to_handles():
     assert {name for name, _ in found} >= {entry.partition(":")[0] for entry in SIGNALS}
 
 
+def test_a_docstring_says_what_is_done_or_given():
+    """A headline that begins with "What" has no verb of its own: a reader looks for one in the code."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.body[0].lineno}"
+        for folder in ("ps_wire", "ps_server", "ps_worker", "ps_lab")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if path.parent.name != "v1"  # generated
+        and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (ast.get_docstring(node) or "").startswith("What ")
+    ]
+    assert not found
+
+
 def test_nothing_is_unpickled():
     """What crosses a process boundary is never executed."""
     forbidden = (

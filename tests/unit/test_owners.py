@@ -175,6 +175,23 @@ def test_no_class_is_a_fragment_of_its_only_child():
     assert not dict(fragments())
 
 
+# -- what a name means -----------------------------------------------------------------------------------
+
+TWICE = {"Reduced"}  # a Protocol, and the value that is one
+
+
+def test_a_class_name_stands_for_one_thing():
+    """Between the wire, the server and the worker; `ps_lab` names records of what it shows alike."""
+    every = [
+        cls.name
+        for path, tree in trees().items()
+        if not path.startswith("ps_lab/")
+        for cls in tree.body
+        if isinstance(cls, ast.ClassDef) and not _is_private(cls.name)
+    ]
+    assert sorted(name for name, count in Counter(every).items() if count > 1 and name not in TWICE) == []
+
+
 # -- what a listing shows --------------------------------------------------------------------------------
 
 

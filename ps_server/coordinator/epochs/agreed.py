@@ -6,7 +6,8 @@ data, parts overlap and samples are missing, and no error comes of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from ps_wire.text import one_line
 
 MAX_FACTS = 8  # of a loader
 MAX_TEXT = 80  # characters of a name, or of a value
+MAX_SUMS = 8  # of a loader
+TOLERANCE = 1e-3  # of sums: workers may have computed the same data with other bits
 SAID_OF = "the data of loader"
 REMEDIES = {
     "shuffle": "all workers take parts of one order: give the same shuffle on all",
@@ -28,12 +31,17 @@ REMEDIES = {
 
 @dataclass(slots=True)
 class Agreed:
-    """The facts that the first worker has stated about each loader; not thread-safe."""
+    """The facts that the first worker has stated about each loader; not thread-safe.
+
+    Sums are not handed over: a successor compares them with what it hears first.
+    """
 
     _facts: dict[int, tuple[int, dict[str, str]]] = field(default_factory=dict)  # loader -> who, and what
+    _sums: dict[int, tuple[int, Sequence[float]]] = field(default_factory=dict)  # likewise
+    _warned: set[int] = field(default_factory=set)  # loaders of which somebody was told that sums differ
 
     def check(self, loader: int, worker: int, said: Mapping[str, str]) -> None:
-        """What a worker says of the data of a loader is what was said first.
+        """Compares what a worker says of the data of a loader with what was said first.
 
         Raises:
             JobMismatch: it is not; both workers, both values and the remedy are named.
@@ -55,9 +63,38 @@ class Agreed:
                     got=mine,
                 )
 
+    def compare(self, loader: int, worker: int, sums: Sequence[float]) -> str:
+        """Says for all workers, once a loader, where its data seems to be another one on a worker.
+
+        It is no error: whoever draws its own random data, or computes it in another way, may mean it.
+
+        Args:
+            loader: its number.
+            worker: who says it.
+            sums: of rows of its data.
+
+        Returns:
+            A line that names both workers and the remedy; nothing where sums are about the same.
+
+        Raises:
+            UsageError: no worker of ours says so much.
+        """
+        if len(sums) > MAX_SUMS:
+            raise UsageError(f"{SAID_OF} {loader}: at most {MAX_SUMS} sums are taken")
+        first, known = self._sums.setdefault(loader, (worker, tuple(sums)))
+        if loader in self._warned or all(map(_alike, sums, known)):
+            return ""
+        self._warned.add(loader)
+        return (
+            f"loader {loader} (the first is 0) has other numbers in its data on worker {worker} than on "
+            f"worker {first}; if that is not meant, {REMEDIES['data']}"
+        )
+
     def clear(self) -> None:
         """All workers ask anew."""
         self._facts.clear()
+        self._sums.clear()
+        self._warned.clear()
 
     def dump(self) -> list[list[Any]]:
         """All of it, for JSON."""
@@ -68,6 +105,11 @@ class Agreed:
         self._facts = {loader: (worker, said) for loader, worker, said in facts}
 
 
+def _alike(one: float, other: float) -> bool:
+    """Also where both are not a number."""
+    return math.isclose(one, other, rel_tol=TOLERANCE) or (math.isnan(one) and math.isnan(other))
+
+
 def _rank(name: str) -> int:
-    """What explains others first: data of another length has another fingerprint, too."""
+    """Ranks a fact: what explains others comes first, as a length does before a fingerprint."""
     return list(REMEDIES).index(name) if name in REMEDIES else len(REMEDIES)

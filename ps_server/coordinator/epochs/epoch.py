@@ -46,7 +46,7 @@ class DealtEpoch:
 
     @classmethod
     def load(cls, facts: Mapping[str, Any]) -> DealtEpoch:
-        """What was dumped."""
+        """Makes the epoch that was dumped."""
         return cls(
             owners=dict(facts["owners"]),
             samples=facts["samples"],

@@ -49,7 +49,7 @@ class EpochBook:
     def once(
         self, loader: int, worker: int, incarnation: int, request: int, ask: Callable[[], EpochPiece | None]
     ) -> EpochPiece | None:
-        """What `ask` gives, once for each request: one whose answer was lost is asked again. 0: it is not."""
+        """Answers `ask` once for each request: one whose answer was lost is asked again. 0: it is not."""
         known = self._answers.get((loader, worker))
         if not request or known is None or known[:2] != (incarnation, request):
             known = self._answers[loader, worker] = incarnation, request, ask()
@@ -69,7 +69,7 @@ class EpochBook:
         mark: PieceMark | None = None,
         rest: PieceMark | None = None,
     ) -> EpochPiece | None:
-        """What a worker hands out next of an epoch; None where there is nothing for it.
+        """Gives what a worker hands out next of an epoch; None where there is nothing for it.
 
         Args:
             loader: its number, the same on all workers.
@@ -217,7 +217,7 @@ class EpochBook:
     # -- snapshots -------------------------------------------------------------------------------------
 
     def capture(self, clocks: Mapping[int, int]) -> list[SavedEpoch]:
-        """What `restore` needs, as it was when each worker had taken so many steps.
+        """Dumps for `restore`, as it was when each worker had taken so many steps.
 
         What workers have said that cannot be is cut to what a snapshot takes.
 

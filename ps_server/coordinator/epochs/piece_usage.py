@@ -50,7 +50,7 @@ class PieceUsage:
 
     @classmethod
     def load(cls, facts: Mapping[str, Any]) -> PieceUsage:
-        """What was dumped."""
+        """Makes the usage that was dumped."""
         return cls(**{**facts, "marks": [PieceMark(**mark) for mark in facts["marks"]]})
 
     def mark(self, mark: PieceMark) -> None:
@@ -73,7 +73,7 @@ class PieceUsage:
         self.mark(PieceMark(step=clock, batches=used.batches, samples=used.samples))
 
     def used(self, clock: int | None = None) -> Used:
-        """What is used when the worker's first `clock` steps are committed; None: all that it took."""
+        """Counts what is used when the worker's first `clock` steps are committed; None: all that it took."""
         if clock is None:
             clock = self.marks[-1].step if self.marks else 0
         used = Used(0, 0)

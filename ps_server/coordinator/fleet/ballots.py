@@ -146,7 +146,7 @@ class Ballots:
             del self._tables[key]
 
     def reported(self, shard: int, report: Report) -> list[Decision]:
-        """What a shard's report leads to."""
+        """Takes a shard's report, and gives what follows."""
         ballot = self._tables.get((report.job, report.table))
         return [] if ballot is None else ballot.reported(shard, report)
 

@@ -33,6 +33,7 @@ from ps_wire.v1 import spec_pb2
 
 RESTART_LIMIT_S = 30.0  # for a shard to come back, where nobody's training depends on it
 PROVE_LIMIT_S = 5.0  # for a shard to say that it is alive: its event loop only moves bytes
+RETURN_LIMIT_S = 3.0  # for a holder that the coordinator before knew: it tries twice a second
 LOST_AFTER_S = 1.0  # a shard that is gone is said to be: where all servers are stopped, this one is by then
 MAX_HOST = 255  # characters
 ORDER_LIMIT_S = 60.0  # allocating a slice is the longest that an order takes
@@ -59,6 +60,7 @@ class Fleet:
         self._address = address
         self._registered: dict[int, FollowerStream] = {}
         self.registry = ShardRegistry(generations)
+        self._awaited: dict[int, asyncio.Event] = {}  # shards that the coordinator before this one knew
         self._complete = asyncio.Event()
         if self.num_shards == 1:
             self._complete.set()
@@ -119,7 +121,8 @@ class Fleet:
         """Refuses a process that comes as a shard which another one holds, and that one is alive.
 
         The holder is asked over its stream. One whose stream has ended, or that does not answer within
-        `PROVE_LIMIT_S`, gives way to who comes.
+        `PROVE_LIMIT_S`, gives way to who comes. One that the coordinator before this one knew, and that has
+        not come yet, is waited for, once, for `RETURN_LIMIT_S`.
 
         Raises:
             ProtocolMismatch: another version.
@@ -131,8 +134,12 @@ class Fleet:
             entry = self._registered.get(message.shard)
             boot, generation = self.registry.known.get(message.shard, (message.boot, 0))
             older = 0 < message.generation < generation  # `register` says what has become of it
-            if entry is None or boot == message.boot or older:
+            if boot == message.boot or older:
                 return
+            if entry is None:
+                if not await self._returns(message.shard):
+                    return
+                continue
             order = pb.Order(number=next(self._numbers), prove=pb.Prove())
             alive = False
             with suppress(TimeoutError):
@@ -147,6 +154,17 @@ class Fleet:
                 )
             if self._registered.get(message.shard) is entry:
                 return
+
+    async def _returns(self, shard: int) -> bool:
+        """Whether a holder that has not come to this coordinator yet does."""
+        awaited = self._awaited.get(shard)
+        if awaited is None:
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETURN_LIMIT_S):
+                await awaited.wait()
+        self._awaited.pop(shard, None)
+        return awaited.is_set()
 
     def _check_place(self, message: pb.Register) -> None:
         check_protocol(message.protocol)
@@ -177,6 +195,8 @@ class Fleet:
         entry = FollowerStream(message.address, holder, asyncio.Queue())
         entry.outbox.put_nowait(pb.Order(granted=granted))
         self._registered[message.shard] = entry
+        if (awaited := self._awaited.pop(message.shard, None)) is not None:
+            awaited.set()
         if len(self._registered) == self.num_shards - 1:
             self._complete.set()
         logger.info("shard %d registered at %s", message.shard, message.address)
@@ -333,12 +353,13 @@ class Fleet:
                 self._ballots.dropped(order.drop_job.job)
 
     def dump(self) -> dict[str, Any]:
-        """What a successor needs beside its jobs, for JSON: who the shards are, and what was decided."""
+        """The state that a successor needs beside its jobs, for JSON: shards, and what was decided."""
         return {"standings": self.registry.dump(), **self._ballots.dump()}
 
     def load(self, facts: Mapping[str, Any], tables: Iterable[tuple[spec_pb2.Job, TableSpec]]) -> None:
         """Goes on with what was dumped; shard 0 holds its part of these tables by now."""
         self.registry.load(facts["standings"])
+        self._awaited = {shard: asyncio.Event() for shard in self.registry.known}
         for job, spec in tables:
             opening = self._own.opening_of(job.name, spec.number)
             self._ballots.admitted(job)

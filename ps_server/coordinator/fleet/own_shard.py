@@ -58,7 +58,7 @@ class OwnShard(Protocol):
         ...
 
     def started_spec(self, job: str, table: int) -> TableSpec:
-        """What a table is that has started. Raises JobUnknown: it has not, or is not here."""
+        """The spec of a table that has started. Raises JobUnknown: it has not, or is not here."""
         ...
 
     def newest_clock(self, job: str) -> int:

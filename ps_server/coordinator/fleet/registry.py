@@ -62,7 +62,7 @@ class ShardRegistry:
         return self.known[message.shard][1], boot != message.boot or void
 
     def raise_all(self) -> int:
-        """What every shard holds is about to be replaced: one new generation for all."""
+        """Takes one new generation for all: what every shard holds is about to be replaced."""
         generation = self.generations.next()
         self.known = {shard: (boot, generation) for shard, (boot, _) in self.known.items()}
         return generation

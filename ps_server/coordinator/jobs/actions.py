@@ -11,7 +11,7 @@ from ps_wire.errors import PsError
 from ps_wire.frames.messages import refused_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 
-MAX_REASON = 300  # characters of a notice
+MAX_NOTICE_REASON = 300  # characters of a notice
 MAX_NAMED = 16  # in a list for people
 
 
@@ -99,12 +99,12 @@ def notices(present: Iterable[Member], leaver: Member, reason: str, what: str = 
     text = " ".join("".join(sign if sign.isprintable() else " " for sign in reason).split())
     if not text:
         return []
-    notice = pb.Notice(text=f"{leaver.holder} {what}{text[:MAX_REASON]}")
+    notice = pb.Notice(text=f"{leaver.holder} {what}{text[:MAX_NOTICE_REASON]}")
     return [tell(member, notice=notice) for member in present if member is not leaver]
 
 
 def refused_newcomer(present: Iterable[Member], who: str, error: PsError) -> list[ToMember]:
     """Tells those who wait for the start, in one line, who was refused and why."""
     why = "".join(sign if sign.isprintable() else " " for sign in error.message)
-    notice = pb.Notice(text=f"{who} was refused: {type(error).__name__}: {why[:MAX_REASON]}")
+    notice = pb.Notice(text=f"{who} was refused: {type(error).__name__}: {why[:MAX_NOTICE_REASON]}")
     return [tell(member, notice=notice) for member in present]

@@ -70,7 +70,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CallOutcome:
     """Of a call that is complete, the same for all: values, or why there are none."""
 
     form: str
@@ -97,8 +97,8 @@ class Collectives:
 
     _open: dict[int, dict[int, tuple[int, Part]]] = field(default_factory=dict)  # call, worker: incarnation
     _stands: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker: incarnation, its next call
-    _kept: dict[int, Outcome] = field(default_factory=dict)
-    _of_start: dict[int, Outcome] = field(default_factory=dict)
+    _kept: dict[int, CallOutcome] = field(default_factory=dict)
+    _of_start: dict[int, CallOutcome] = field(default_factory=dict)
     _next: int = 0  # behind all that are complete
 
     @property
@@ -116,7 +116,7 @@ class Collectives:
         if known != incarnation or number > before:
             self._stands[worker] = incarnation, min(number, MAX_NUMBER)
 
-    def repeat(self, number: int, worker: int, incarnation: int) -> Outcome | None:
+    def repeat(self, number: int, worker: int, incarnation: int) -> CallOutcome | None:
         """The outcome of a call that is complete, for one who makes it then: the next one waits for it.
 
         Not if it was made before the first step: its script has yet to come to where the others are.
@@ -125,7 +125,7 @@ class Collectives:
             self.stands(worker, incarnation, number + 1)
         return self.outcome(number)
 
-    def outcome(self, number: int) -> Outcome | None:
+    def outcome(self, number: int) -> CallOutcome | None:
         """Of a call that is complete, as long as it is kept."""
         return self._kept.get(number) or self._of_start.get(number)
 
@@ -151,7 +151,7 @@ class Collectives:
         """Whether it has made a call that is not complete."""
         return any(parts.get(worker, (ABSENT,))[0] == incarnation for parts in self._open.values())
 
-    def settle(self, number: int, awaited: Mapping[int, int], *, at_least: int = 0) -> Outcome | None:
+    def settle(self, number: int, awaited: Mapping[int, int], *, at_least: int = 0) -> CallOutcome | None:
         """The outcome of a call, if everybody who is awaited has made it, or stands beyond it.
 
         Args:
@@ -221,7 +221,7 @@ class Collectives:
         self._of_start = {number: _made_of(made) for number, *made in facts["of_start"]}
 
 
-def _computed(number: int, parts: Mapping[int, Part]) -> Outcome:
+def _computed(number: int, parts: Mapping[int, Part]) -> CallOutcome:
     """From the parts of all who are there, by worker in ascending order."""
     first, part = next(iter(parts.items()))
     for worker, other in parts.items():
@@ -229,16 +229,16 @@ def _computed(number: int, parts: Mapping[int, Part]) -> Outcome:
             error = _mismatch(
                 number, f"worker {first} makes", part.form, f"worker {worker} makes", other.form
             )
-            return Outcome(form=part.form, error=error)
+            return CallOutcome(form=part.form, error=error)
     if part.op in _REDUCE:
         reduce = _REDUCE[part.op]
         columns = zip(*(other.values for other in parts.values()), strict=True)
         values = (math.nan if any(map(math.isnan, column)) else reduce(column) for column in columns)
-        return Outcome(form=part.form, values=tuple(values))
+        return CallOutcome(form=part.form, values=tuple(values))
     if part.op == "broadcast" and part.source not in parts:
         gone = JobUnknown(f"{part.form}: worker {part.source} is not there to give its value")
-        return Outcome(form=part.form, error=gone)
-    return Outcome(form=part.form, blob=parts[part.source].blob if part.op == "broadcast" else b"")
+        return CallOutcome(form=part.form, error=gone)
+    return CallOutcome(form=part.form, blob=parts[part.source].blob if part.op == "broadcast" else b"")
 
 
 def _mismatch(number: int, one: str, expected: str, another: str, got: str) -> JobMismatch:
@@ -251,7 +251,7 @@ def _mismatch(number: int, one: str, expected: str, another: str, got: str) -> J
     )
 
 
-def _facts(made: Outcome) -> list[Any]:
+def _facts(made: CallOutcome) -> list[Any]:
     """For JSON, which has no NaN."""
     error = made.error
     return [
@@ -262,10 +262,10 @@ def _facts(made: Outcome) -> list[Any]:
     ]
 
 
-def _made_of(facts: Sequence[Any]) -> Outcome:
+def _made_of(facts: Sequence[Any]) -> CallOutcome:
     form, values, blob, error = facts
     packed = bytes.fromhex(values)
-    return Outcome(
+    return CallOutcome(
         form=form,
         values=struct.unpack(f"<{len(packed) // 8}d", packed),
         blob=bytes.fromhex(blob),

@@ -33,7 +33,7 @@ from ps_server.coordinator.jobs.actions import (
     removal,
     tell,
 )
-from ps_server.coordinator.jobs.collectives import ABSENT, Collectives, Outcome
+from ps_server.coordinator.jobs.collectives import ABSENT, CallOutcome, Collectives
 from ps_server.coordinator.jobs.loops import Loops
 from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.phase import JobState, Phase
@@ -46,6 +46,7 @@ from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 
+REFUSED = "was refused: "
 MAX_REFUSED = 8  # newcomers of whom those who wait are told: whoever reaches the port can be refused
 
 
@@ -168,6 +169,10 @@ class Job:
         self._refused += 1
         return [*refused_newcomer(self.roster.present(), who, error)]
 
+    def refuse_member(self, member: Member, error: PsError) -> list[Action]:
+        """Tells the others who it is whose message was refused, and why; its stream ends."""
+        return [*notices(self.roster.present(), member, f"{type(error).__name__}: {error.message}", REFUSED)]
+
     def join(
         self,
         wanted: spec_pb2.Job,
@@ -288,6 +293,10 @@ class Job:
         whom = named([member.holder for member in unheard])
         notice = pb.Notice(text=f"not back since servers were started again: {whom}; we go on")
         return [*(tell(member, notice=notice) for member in self.roster.heard()), *self._check_end()]
+
+    def tell_here(self, text: str) -> list[Action]:
+        """Everybody who trains is told something, in one line."""
+        return [tell(member, notice=pb.Notice(text=text)) for member in self.roster.here()]
 
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""
@@ -433,7 +442,7 @@ class Job:
         self.roster.add(worker, host="", pid=0, reader=False, lease_s=lease_s, state=state)
 
     def go_back(self, member: Member) -> ToMember:
-        """What one who is returning is told."""
+        """Makes what one who is returning is told: the job went back."""
         error = rolled_back(self.name, self.starts.first_steps.step)
         return tell(member, rolled_back=pb.RolledBack(step=error.step, why=error.message))
 
@@ -463,7 +472,7 @@ class Job:
         if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
             self.collectives.stands(member.worker, member.incarnation, number)
 
-    def settle_call(self, number: int) -> Outcome | None:
+    def settle_call(self, number: int) -> CallOutcome | None:
         """The outcome of a call that all workers make together, if there is one by now."""
         least = 0 if self.phase.has_state else self.min_workers
         return self.collectives.settle(number, self.calling(), at_least=least)

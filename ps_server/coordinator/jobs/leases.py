@@ -36,7 +36,7 @@ class Leases:
         self._until_s.pop((worker, incarnation), None)
 
     def left_s(self, worker: int, incarnation: int, now_s: float) -> float | None:
-        """What is left of a lease; None: it never ends, or there is none."""
+        """Seconds that are left of a lease; None: it never ends, or there is none."""
         until_s = self._until_s.get((worker, incarnation))
         return None if until_s is None else until_s - now_s
 

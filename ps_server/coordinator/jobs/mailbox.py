@@ -46,7 +46,7 @@ class Mailbox:
 
     @classmethod
     def load(cls, facts: Mapping[str, Any]) -> Mailbox:
-        """What was dumped."""
+        """Makes the mailbox that was dumped."""
         session = bytes.fromhex(facts["session"])
         mailbox = cls(session=session, number=facts["number"], taken=facts["taken"])
         mailbox._kept.extend(pb.MemberReply.FromString(bytes.fromhex(reply)) for reply in facts["kept"])

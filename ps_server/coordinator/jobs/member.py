@@ -115,5 +115,5 @@ class Member:
 
     @classmethod
     def load(cls, facts: Mapping[str, Any]) -> Member:
-        """What was dumped."""
+        """Makes the member that was dumped."""
         return cls(**{**facts, "state": MemberState(facts["state"])})

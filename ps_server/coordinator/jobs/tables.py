@@ -42,7 +42,7 @@ class TableRecord:
 
     @classmethod
     def load(cls, facts: Mapping[str, Any], members: Mapping[int, Member]) -> TableRecord:
-        """What was dumped, of these members."""
+        """Makes the tables that were dumped, of these members."""
         spec = table_from_proto(spec_pb2.Table.FromString(bytes.fromhex(facts["spec"])))
         asked = None if facts["asked"] is None else members.get(facts["asked"])
         return cls(**{**facts, "spec": spec, "asked": asked})
@@ -93,7 +93,7 @@ class JobTables:
         return waits[0] if waits else None
 
     def missing(self, roster: Roster, needed: range, at_least: int = 0) -> list[str]:
-        """What keeps the first table that has not started from starting, as people read it.
+        """Says for people what keeps the first table that has not started from starting.
 
         Args:
             roster: who is here.

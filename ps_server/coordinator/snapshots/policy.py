@@ -42,6 +42,6 @@ def parse_every(text: str) -> tuple[int, float]:
 
 
 def policy_of(every: str | None, keep: int) -> SnapshotPolicy:
-    """What the options say. Raises UsageError: see `parse_every`."""
+    """The policy of these options. Raises UsageError: see `parse_every`."""
     steps, seconds = parse_every(every) if every is not None else (0, 0.0)
     return SnapshotPolicy(every_steps=steps, every_s=seconds, keep=keep)

@@ -119,7 +119,7 @@ class SnapshotScheduler:
         await self.over(job)
 
     def unbar(self, job: str) -> None:
-        """What there is of the job from now on is new, or was not dropped after all."""
+        """Takes snapshots of the job again: it is new from now on, or was not dropped after all."""
         self._barred.discard(job)
 
     def forget(self, job: str) -> None:

@@ -35,7 +35,7 @@ def device_of(text: str) -> torch.device:
 
 
 def optimizer_on(device: torch.device) -> Callable[..., PieceOptimizer]:
-    """What makes an optimizer whose steps run on a device."""
+    """Gives what makes an optimizer whose steps run on a device."""
     return PieceOptimizer if device.type == "cpu" else partial(DeviceOptimizer, device=device)
 
 

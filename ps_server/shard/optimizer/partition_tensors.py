@@ -46,7 +46,7 @@ class TensorsState:
     kept: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def saved(self) -> TensorsState:
-        """What a snapshot keeps of it."""
+        """The part of it that a snapshot keeps."""
         return replace(self, other=None, kept={})
 
 
@@ -183,7 +183,7 @@ class PartitionTensors:
                 return
 
     def _ways(self, bound: BoundOptimizer, group: Group) -> list[tuple[Stepper[Any], Any]]:
-        """What fits; looked at again only where the hyper-parameters are others."""
+        """The steppers that fit; looked for again only where the hyper-parameters are others."""
         if group is not self._group:
             self._fitting, self._group = steppers.fitting(bound, group), group
         return self._fitting
@@ -253,7 +253,7 @@ class PartitionTensors:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """What the optimizer's state of a piece may hold."""
+        """Names that the optimizer's state of a piece may hold."""
         return self._bound.optimizer.state_names if self._bound is not None else ()
 
     def optimizer_bytes(self) -> int:

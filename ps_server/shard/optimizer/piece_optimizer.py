@@ -177,7 +177,7 @@ class PieceOptimizer:
                 piece.grad = None
 
     def _batches(self, there: list[WithGradient]) -> list[list[WithGradient]]:
-        """What one step of torch takes: its fused SGD cannot have momentum for some of its pieces only."""
+        """Pieces that one step of torch takes: its fused SGD cannot have momentum for some of them only."""
         if self.name != "SGD":
             return [there]
         state = self._torch.state

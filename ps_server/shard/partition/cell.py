@@ -377,7 +377,7 @@ class Cell:
             self.values.load_other(values)
 
     def resume(self, now_s: float) -> None:
-        """What was loaded may complete a step."""
+        """Closes the step that what was loaded has completed, if there is one."""
         with self.lock:
             self._carry_out(self.machine.resume(now_s), now_s)
 
@@ -427,7 +427,7 @@ class Cell:
             self._clipping.complete(step, self._index, norm * norm)
 
     def _steps_ahead(self) -> bool:
-        """What is staged needs no mean of its own: one pass over memory makes the next weights of it."""
+        """Makes the next weights in one pass, where what is staged needs no mean; whether it did."""
         staged = self.machine.staged
         if not staged or self._clipping is not None or any(item.abstains for item in staged):
             return False
@@ -457,7 +457,7 @@ class Cell:
             return max((clock for _, clock in self.machine.clocks), default=0)
 
     def ledger(self, worker: int) -> Ledger:
-        """What has become of a worker's pushes here; a copy."""
+        """The ledger of a worker's pushes here; a copy."""
         with self.lock:
             return replace(self.machine.ledgers.get(worker, Ledger()))
 

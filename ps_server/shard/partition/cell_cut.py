@@ -1,6 +1,7 @@
 """The cut of one cell: what is kept back, and whom the weights go to.
 
-The decisions are `cut.Cut`'s. It must not know frames beyond the bytes it is given, nor the coordinator.
+The decisions are those of `PartitionCut`. It must not know frames beyond the bytes it is given, nor the
+coordinator.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ps_server.agreement.cut_points import workers_beyond
-from ps_server.shard.partition.cut import Cut, CutKey
+from ps_server.shard.partition.cut import CutKey, PartitionCut
 from ps_server.shard.partition.machine import StepMachine
 from ps_wire.errors import CutAborted, PsError
 from ps_wire.frames.carrier import Message, Outlet
@@ -19,7 +20,7 @@ class CellCut:
 
     def __init__(self, machine: StepMachine, *, pulled: Callable[[int], Message]) -> None:
         """Takes `pulled`, which makes the weights as they are the answer to the cut of a number."""
-        self._cut = Cut(machine)
+        self._cut = PartitionCut(machine)
         self._pulled = pulled
         self._readers: dict[int, tuple[int, Outlet]] = {}  # reader -> number of its cut, where it goes
         self._sent: CutKey | None = None
@@ -35,11 +36,11 @@ class CellCut:
         self._readers = {key: known for key, known in self._readers.items() if known[1] is not outlet}
 
     def hold(self, key: CutKey) -> dict[int, int]:
-        """See `Cut.hold`."""
+        """See `PartitionCut.hold`."""
         return self._cut.hold(key)
 
     def arm(self, key: CutKey, limits: Mapping[int, int]) -> None:
-        """See `Cut.arm`."""
+        """See `PartitionCut.arm`."""
         self._cut.arm(key, limits)
         self.go_on()
 
@@ -57,13 +58,13 @@ class CellCut:
         self.arm(key, limits)
 
     def end(self, key: CutKey) -> bool:
-        """See `Cut.end`; whether the weights have been sent."""
+        """See `PartitionCut.end`; whether the weights have been sent."""
         self._cut.end(key)
         self.go_on()
         return self._sent == key
 
     def leave(self, worker: int) -> None:
-        """See `Cut.leave`."""
+        """See `PartitionCut.leave`."""
         self._cut.leave(worker)
 
     def keeps(
@@ -75,7 +76,7 @@ class CellCut:
         *,
         pushes: bool,
     ) -> bool:
-        """See `Cut.keeps`; `refuse` takes what `again` raises, for then its sender no longer waits for it."""
+        """See `PartitionCut.keeps`; `refuse` takes what `again` raises: its sender no longer waits then."""
         if self._cut.idle:
             return False
 

@@ -32,10 +32,10 @@ class CellState:
     owed: Mapping[int, tuple[int, PsError]] = field(default_factory=dict)
 
     def saved(self) -> CellState:
-        """What a snapshot keeps of it."""
+        """The part of it that a snapshot keeps."""
         return replace(self, machine=self.machine.saved(), tensors=self.tensors.saved(), owed={})
 
     def vacated(self) -> CellState:
-        """What who goes back to a snapshot begins with: members join again."""
+        """The state that who goes back to a snapshot begins with: members join again."""
         kept = self.saved()
         return replace(kept, machine=replace(kept.machine, members={}))

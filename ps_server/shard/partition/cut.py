@@ -38,7 +38,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Cut:
+class PartitionCut:
     """The cut of one partition, and the inputs that wait behind it.
 
     Not thread-safe: one input at a time, under the lock of its machine.

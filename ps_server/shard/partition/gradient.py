@@ -45,7 +45,7 @@ def owned(contribution: Contribution) -> Contribution:
 
 
 def differ(step: int, taken: int) -> HyperparametersDiffer:
-    """What a strict worker gets where the step took the hyper-parameters of worker `taken`."""
+    """The error of a strict worker where the step took the hyper-parameters of worker `taken`."""
     return HyperparametersDiffer(
         f"step {step} took the param_groups of worker {taken}, and this worker's differ: "
         "change them at the same steps on all workers, or wrap without strict_hyperparameters",

@@ -59,7 +59,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushOutcome:
-    """What has become of a push, as far as that is known when it is acknowledged.
+    """The fate of a push, as far as it is known when the push is acknowledged.
 
     Attributes:
         gap: the clock gap that it made.

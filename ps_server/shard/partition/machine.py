@@ -44,7 +44,7 @@ from ps_server.shard.partition.inputs import (
     Pull,
     PushOutcome,
 )
-from ps_server.shard.partition.machine_state import MachineState, MemberState
+from ps_server.shard.partition.machine_state import MachineMember, MachineState
 from ps_server.shard.partition.waiting_pulls import WaitingPulls
 from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
 
@@ -62,8 +62,8 @@ class _Member:
     late: bool = False  # with backup workers: its last push came too late, and it has no clock to pull at
     asked: int = -1  # the clock at which it was late, and may ask again
 
-    def dump(self) -> MemberState:
-        return MemberState(
+    def dump(self) -> MachineMember:
+        return MachineMember(
             incarnation=self.incarnation,
             clock=self.clock,
             prepared=self.prepared,
@@ -325,7 +325,7 @@ class StepMachine:
             self._waiting.put(pull, None)
 
     def resume(self, now_s: float) -> list[Action]:
-        """What follows from what was loaded."""
+        """Gives what follows from what was loaded."""
         return self._settle(now_s)
 
     # -- inside --------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ class StepMachine:
         ]
 
     def _settle(self, now_s: float) -> list[Action]:
-        """What follows when clocks or members changed: pulls that can go, a step that can close."""
+        """Gives what follows where clocks or members changed: pulls that can go, a step that can close."""
         actions = self._answer(now_s)
         if self.gate.aggregates and self._complete():
             actions.append(Complete(step=self.version, workers=frozenset(self._staged)))

@@ -13,7 +13,7 @@ from ps_server.shard.partition.inputs import Contribution, Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberState:
+class MachineMember:
     """A member of a partition: see `StepMachine`."""
 
     incarnation: int
@@ -41,15 +41,15 @@ class MachineState:
     mixed_steps: int = 0
     tau: Mapping[int, int] = field(default_factory=dict)
     ledgers: Mapping[int, Ledger] = field(default_factory=dict)
-    members: Mapping[int, MemberState] = field(default_factory=dict)
+    members: Mapping[int, MachineMember] = field(default_factory=dict)
     staged: tuple[Contribution, ...] = ()
     chosen: frozenset[int] | None = None
     late: tuple[int, ...] = ()
 
     def saved(self) -> MachineState:
-        """What a snapshot keeps of it."""
+        """The part of it that a snapshot keeps."""
         members = {
-            worker: MemberState(incarnation=it.incarnation, clock=it.clock)
+            worker: MachineMember(incarnation=it.incarnation, clock=it.clock)
             for worker, it in self.members.items()
         }
         return replace(self, members=members, staged=(), chosen=None, late=())

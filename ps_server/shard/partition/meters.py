@@ -39,7 +39,7 @@ class Meters:
         self.gate_waits.count(waited_s)
 
     def add(self, other: Meters) -> None:
-        """What those of another cell say, too."""
+        """Counts in what those of another cell say."""
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
         self.pulls += other.pulls

@@ -24,7 +24,7 @@ class OwedErrors:
         self._by_worker[worker] = incarnation, error
 
     def of(self, worker: int, incarnation: int) -> PsError | None:
-        """What this incarnation is to be told, if anything."""
+        """The error that this incarnation is to be told, if there is one."""
         failed, error = self._by_worker.get(worker, (incarnation, None))
         return error if failed == incarnation else None
 

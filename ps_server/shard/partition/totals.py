@@ -15,7 +15,7 @@ from ps_server.shard.partition.meters import Meters
 
 
 class Totals:
-    """What the cells of a table on one shard have counted, at one moment each.
+    """The sums of what the cells of a table on one shard have counted, at one moment each.
 
     Attributes:
         partitions: that have added themselves.

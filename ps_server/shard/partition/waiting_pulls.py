@@ -45,7 +45,7 @@ class WaitingPulls:
             self._at.setdefault(clock, {})[worker] = pull
 
     def discard(self, worker: int) -> None:
-        """What a worker has asked is not answered."""
+        """Drops what a worker has asked: it is not answered."""
         known = self._by_worker.pop(worker, None)
         if known is not None and known[1] is not None:
             pulls = self._at[known[1]]

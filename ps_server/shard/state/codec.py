@@ -31,7 +31,7 @@ from ps_server.shard.optimizer.piece_optimizer import State, known
 from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.gradient import Gradient
 from ps_server.shard.partition.machine import MAX_TAU, Contribution, Ledger
-from ps_server.shard.partition.machine_state import MachineState, MemberState
+from ps_server.shard.partition.machine_state import MachineMember, MachineState
 from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import SnapshotMismatch, from_wire
 from ps_wire.frames.frame import FIRST_READER
@@ -181,7 +181,7 @@ class TableReader:
             self.take(tensors, Field(facts))
 
     def take(self, tensors: Tensors, facts: Field) -> None:
-        """What one shard has saved of the table; together that is all of it, or the shard's own.
+        """Takes what one shard has saved of the table; together that is all of it, or the shard's own.
 
         Raises:
             FieldInvalid: a fact is none.
@@ -231,7 +231,7 @@ class TableReader:
                             self._slice(plan, piece, part, kind)
 
     def shard(self, plan: Plan, shard: int) -> Iterator[tuple[int, CellState]]:
-        """What a shard of this plan is to hold, partition after partition.
+        """Gives what a shard of this plan is to hold, partition after partition.
 
         Raises:
             SnapshotMismatch: a parameter, or a part of one, is missing, or of another kind.
@@ -309,7 +309,7 @@ class TableReader:
             done += numel
 
     def _counted(self, part: _Part) -> list[tuple[str, float | None]]:
-        """What has to be the same of parts that share a state."""
+        """Gives what has to be the same of parts that share a state."""
         scalars = known(self.spec.optimizer.name).scalars
         return [
             (kind, self._scalar(part, kind).item() if kind in scalars else None) for kind in part.saved.kinds
@@ -412,7 +412,7 @@ def _machine(parts: Mapping[str, Field], num_workers: int) -> MachineState:
         tau[staleness.whole(MAX_TAU)] = count.whole()
     for member in parts["members"].entries(num_workers):
         worker, incarnation, clock = member.tuple(3)
-        members[worker.whole(num_workers - 1)] = MemberState(
+        members[worker.whole(num_workers - 1)] = MachineMember(
             incarnation=incarnation.whole(MAX_INCARNATION), clock=clock.whole()
         )
     ledgers = parts["ledgers"].numbered(num_workers - 1, num_workers)

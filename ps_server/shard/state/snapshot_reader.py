@@ -34,7 +34,7 @@ class SnapshotReader:
 
     @contextmanager
     def open(self, job: str, snapshot: str, tables: Sequence[TableSpec]) -> Iterator[ReadTable]:
-        """What this shard holds of a job, whatever number of shards has written it.
+        """Reads what this shard holds of a job, whatever number of shards has written it.
 
         All files that it reads are compared with what was written, each time: disks forget. All elements of
         all tables are looked for, and no memory is taken for them.

@@ -169,7 +169,7 @@ class Saving:
 
 
 def _counters(states: Mapping[int, CellState]) -> dict[str, Any]:
-    """What became of pushes, summed over partitions; `alike`: how many partitions have the same history."""
+    """Sums up what became of pushes, over partitions; `alike`: how many have the same history."""
     totals: Counter[str] = Counter()
     alike: Counter[str] = Counter()
     for state in states.values():

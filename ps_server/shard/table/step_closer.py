@@ -74,11 +74,11 @@ class StepCloser:
         return self._deciding
 
     def pending(self) -> list[Report]:
-        """What was reported and nothing has followed from yet, as far as is known here."""
+        """The reports from which nothing has followed yet, as far as is known here."""
         return [report for report in (self.undecided(), self.attendance()) if report is not None]
 
     def undecided(self) -> Norm | None:
-        """What was reported and has no scale yet: to be reported again to one who may not have heard it."""
+        """The report that has no scale yet: to be made again to one who may not have heard it."""
         found = self._clipping.undecided() if self._clipping is not None and self._report else None
         return None if found is None else self._norm(*found)
 
@@ -116,7 +116,7 @@ class StepCloser:
         self.settle()
 
     def attendance(self) -> TableAttendance | None:
-        """What may be waited for that the coordinator chooses: to be sent again to one who may not know."""
+        """The report that waits for a choice of the coordinator: to be sent again to one who may not know."""
         report = self._tally.now() if self._tally is not None and self._report else None
         return None if report is None else self._attended(report)
 
@@ -127,7 +127,7 @@ class StepCloser:
             self._chooser.last = Choose(step=step - 1, workers=frozenset())  # no cell asks for that
 
     def settle(self) -> None:
-        """What follows when steps may have become complete, or workers late, on all cells of this shard."""
+        """Acts where steps may have become complete, or workers late, on all cells of this shard."""
         if self._tally is not None:
             self._report_attendance(self._tally)
         if self._clipping is not None:
@@ -184,7 +184,7 @@ class StepCloser:
         self.settle()
 
     def _close_clipped(self, clipping: Clipping) -> None:
-        """What follows when a step may have become complete on all cells of this shard."""
+        """Reports or decides a step that has become complete on all cells of this shard, if one has."""
         found = clipping.poll()
         if found is None:
             return

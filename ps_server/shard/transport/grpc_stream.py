@@ -21,7 +21,7 @@ from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S, Greeting
 from ps_server.shard.shard import TOKEN_BYTES, Shard
 from ps_server.shard.traffic import Refused
-from ps_server.shard.transport.outbox import Outbox
+from ps_server.shard.transport.outbox import MessageOutbox
 from ps_server.shard.transport.session import Session
 from ps_wire.frames.carrier import Carrier, Receiver, deliver
 from ps_wire.process import watched
@@ -66,7 +66,7 @@ class DataStreams:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._strangers = Greeting(partial(shard.count_refused, Refused.CONNECTION))
-        self._open: set[Outbox] = set()
+        self._open: set[MessageOutbox] = set()
 
     def close(self) -> None:
         """Ends every stream once what is queued is out."""
@@ -81,7 +81,7 @@ class DataStreams:
     async def _stream(self, _messages: object, context: grpc.aio.ServicerContext) -> None:
         loop = asyncio.get_running_loop()
         signal = _Signal(loop)
-        outbox = Outbox(on_change=signal.set, on_broken=lambda: _call(loop, writing.cancel))
+        outbox = MessageOutbox(on_change=signal.set, on_broken=lambda: _call(loop, writing.cancel))
         writing = loop.create_task(_write(outbox, signal, context))
         session = Session(self._shard, outbox, token_bytes=TOKEN_BYTES, carrier=Carrier.GRPC)
         inbox = _Inbox(session, outbox, loop)
@@ -106,7 +106,7 @@ class DataStreams:
             outbox.sever()
             inbox.close()
 
-    async def _read(self, context: grpc.aio.ServicerContext, inbox: _Inbox, outbox: Outbox) -> None:
+    async def _read(self, context: grpc.aio.ServicerContext, inbox: _Inbox, outbox: MessageOutbox) -> None:
         self._strangers.enter(outbox, outbox.sever)
         try:
             async with asyncio.timeout(HELLO_LIMIT_S):
@@ -127,7 +127,7 @@ class DataStreams:
         inbox.close()
 
 
-async def _write(outbox: Outbox, signal: _Signal, context: grpc.aio.ServicerContext) -> None:
+async def _write(outbox: MessageOutbox, signal: _Signal, context: grpc.aio.ServicerContext) -> None:
     """Writes what is queued, until nothing is any more."""
     while True:
         closed = outbox.closed
@@ -145,7 +145,7 @@ async def _write(outbox: Outbox, signal: _Signal, context: grpc.aio.ServicerCont
 class _Inbox:
     """Received frames and the thread that takes them."""
 
-    def __init__(self, receiver: Receiver, outbox: Outbox, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, receiver: Receiver, outbox: MessageOutbox, loop: asyncio.AbstractEventLoop) -> None:
         self._receiver = receiver
         self._outbox = outbox
         self._loop = loop

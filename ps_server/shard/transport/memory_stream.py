@@ -13,7 +13,7 @@ from functools import partial
 from typing import Self
 
 from ps_server.log import logger
-from ps_server.shard.transport.outbox import Outbox
+from ps_server.shard.transport.outbox import MessageOutbox
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Outlet, Receiver, deliver
 from ps_wire.process import watched
@@ -30,7 +30,7 @@ class MessageStream:
             accept: makes the server's end of the connection, which answers through the outlet.
         """
         self._messages = messages
-        self._outbox = Outbox()
+        self._outbox = MessageOutbox()
         self._read: deque[bytes] = deque()  # replies that have left the outbox
         self._cancelled = False
         receiver = accept(self._outbox)  # the thread's alone: it goes with it

@@ -26,7 +26,7 @@ FRAME_BYTES = 1 << 10  # that a message takes beside its payload, roughly
 
 
 class _Cork(threading.local):
-    waiting: dict[Outbox, None] | None = None  # outboxes that have something to send, in order
+    waiting: dict[MessageOutbox, None] | None = None  # outboxes that have something to send, in order
 
 
 _cork = _Cork()
@@ -34,11 +34,11 @@ _cork = _Cork()
 
 @contextmanager
 def corked() -> Iterator[None]:
-    """What this thread sends inside leaves when it ends."""
+    """Holds what this thread sends inside until the end."""
     if _cork.waiting is not None:
         yield
         return
-    waiting: dict[Outbox, None] = {}
+    waiting: dict[MessageOutbox, None] = {}
     _cork.waiting = waiting
     try:
         yield
@@ -47,7 +47,7 @@ def corked() -> Iterator[None]:
         _wake(waiting)
 
 
-def _wake(waiting: dict[Outbox, None]) -> None:
+def _wake(waiting: dict[MessageOutbox, None]) -> None:
     for outbox in waiting:
         outbox.wake()
 
@@ -56,7 +56,7 @@ def _nothing() -> None:
     pass
 
 
-class Outbox:
+class MessageOutbox:
     """The queue of messages out of one connection.
 
     An `Outlet`; it holds each message until it has left, or nothing leaves.
@@ -111,7 +111,7 @@ class Outbox:
         return self._bytes
 
     def wake(self) -> None:
-        """What was sent corked leaves now."""
+        """Lets what was sent corked leave now."""
         with self._changed:
             self._wake()
 

@@ -13,7 +13,7 @@ from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S
 from ps_server.shard.shard import TOKEN_BYTES, Shard
 from ps_server.shard.traffic import Refused
-from ps_server.shard.transport.outbox import Outbox, corked
+from ps_server.shard.transport.outbox import MessageOutbox, corked
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
 from ps_wire.process import watched
@@ -48,7 +48,7 @@ class SocketConnection:
         """
         self._shard = shard
         self._peer = peer
-        self._outbox = Outbox(on_broken=peer.sever)
+        self._outbox = MessageOutbox(on_broken=peer.sever)
         self._session = Session(shard, self._outbox, token_bytes=TOKEN_BYTES, carrier=carrier)
         self._refusal = refusal
         self._on_greeted = on_greeted
@@ -135,7 +135,7 @@ class SocketConnection:
             self._on_closed(self)
 
     def _send_rest(self) -> None:
-        """What is queued leaves, and the peer gets time to read it."""
+        """Sends what is queued, and gives the peer time to read it."""
         self._outbox.close()
         until_s = time.monotonic() + CLOSE_LIMIT_S
         if self._writer.ident is not None:

@@ -231,7 +231,7 @@ def test_a_bug_on_the_receiving_thread_ends_every_wait(cluster: Cluster):
 
         def wait() -> None:
             try:
-                table._exchange.wait_acked()
+                table._exchange.in_flight.wait_acked()
             except ps.PsError as error:
                 caught.append(error)
             done.set()

@@ -12,10 +12,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import ps_worker as ps
 from ps_wire.errors import JobMismatch
-from ps_worker.data.data_facts import facts_of, fingerprint
+from ps_worker.data.data_facts import MAX_SUMS, facts_of, fingerprint, sums_of
 from tests.component.loaders import Stream
 from tests.component.service import fresh_name, together
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 LABELS = torch.arange(100)
 
@@ -77,6 +77,25 @@ def test_a_fingerprint_is_of_what_a_dataset_says_without_being_read():
     assert fingerprint(Subset(first, [0, 1])) != fingerprint(Subset(second, [0, 1]))
     assert fingerprint(ConcatDataset([first, second])) != fingerprint(ConcatDataset([second, first]))
     assert len(facts_of(range(3), seed=1 << 1000, shuffle=None)["seed"]) == 16
+
+
+def test_data_that_is_no_whole_numbers_and_differs_is_said_to_the_workers_and_not_refused(one_shard, caplog):
+    """Each computed, or drew, its own; a part of the data in place of all of it looks like that, too."""
+    whole = torch.arange(200.0).reshape(100, 2)
+    with caplog.at_level("INFO"):
+        assert not refused(one_shard, lambda it: it.loader(TensorDataset(whole * (1 + 1e-6 * it.rank))))
+        assert "other numbers in its data" not in caplog.text
+        assert not refused(one_shard, lambda it: it.loader(TensorDataset(whole[it.rank * 50 :][:50])))
+        until(lambda: "loader 0 (the first is 0) has other numbers in its data" in caplog.text, "it is said")
+
+
+def test_sums_are_of_rows_over_the_whole_length_and_few():
+    data = TensorDataset(torch.arange(100.0), torch.ones(100, 3, dtype=torch.bfloat16), LABELS)
+    assert sums_of(data) == [0.0, 33.0, 66.0, 99.0, 3.0, 3.0, 3.0, 3.0]
+    assert sums_of(Subset(data, [0])) == sums_of(data)
+    for dataset in (TensorDataset(LABELS), range(3), TensorDataset(torch.ones(0, 2))):
+        assert sums_of(dataset) == []
+    assert len(sums_of(ConcatDataset([data] * 5))) == MAX_SUMS
 
 
 @pytest.mark.parametrize(

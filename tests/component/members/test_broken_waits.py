@@ -51,7 +51,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
 
         def evict(*_: Any) -> None:
             cluster.evict(job, 0)
-            until(lambda: exchange.evicted, "it has heard")
+            until(lambda: exchange.in_flight.evicted, "it has heard")
 
         held = (
             range(exchange.plan.num_partitions) if first else partitions_of(optimizer, model, "last.weight")
@@ -62,7 +62,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
             evict()
             moments.never.clear()
         hook = model.second.register_forward_hook(
-            lambda *_: seen.append(exchange.evicted) if first else evict()
+            lambda *_: seen.append(exchange.in_flight.evicted) if first else evict()
         )
         loss = model(batch(0, 3, 2, 3, 64)).square().mean()
         hook.remove()

@@ -6,16 +6,19 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 import ps_worker as ps
 from ps_server.coordinator.jobs.job import MAX_REFUSED
-from ps_wire.errors import JobMismatch, WorkerNumberTaken
+from ps_wire.errors import JobMismatch, ProtocolMismatch, TableMismatch, WorkerNumberTaken
+from ps_wire.frames.frame import PROTOCOL
+from ps_worker.membership import membership
 from ps_worker.process.exit_reason import MAX_CHARACTERS, reason_of
 from tests.component.interrupting import interrupted_at
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import seeded
 from tests.component.scripts import sgd, train
-from tests.component.service import LIMIT_S, Cluster, LoopThread, fresh_name, run_workers
+from tests.component.service import LIMIT_S, Cluster, LoopThread, fresh_name, run_workers, together
 from tests.inside import link_of, tables_of
 from tests.until import until
 
@@ -144,8 +147,8 @@ def test_a_server_that_is_stopped_waits_for_no_worker_and_none_of_them_for_its_w
     assert cluster.servers in gone.value.message
 
 
-def test_a_refused_worker_is_told_to_those_who_wait_for_it_and_not_for_ever(one_shard, caplog):
-    """Another number of workers, and a number that is taken: one line each, who it was and why."""
+def test_a_refused_worker_is_told_to_those_who_wait_for_it_and_not_for_ever(one_shard, caplog, monkeypatch):
+    """Another number of workers, a number that is taken, another release: who it was and why."""
     job = fresh_name()
 
     def join(**settings):
@@ -158,8 +161,32 @@ def test_a_refused_worker_is_told_to_those_who_wait_for_it_and_not_for_ever(one_
         with pytest.raises(WorkerNumberTaken):
             join(worker=0)
         until(lambda: ") was refused: WorkerNumberTaken: " in caplog.text, "the other is told")
+        with monkeypatch.context() as release:
+            release.setattr(membership, "PROTOCOL", PROTOCOL + 1)
+            with pytest.raises(ProtocolMismatch):
+                join(worker=1)
+        until(lambda: ") was refused: ProtocolMismatch: the other end" in caplog.text, "the other is told")
         for _ in range(MAX_REFUSED):
             with pytest.raises(JobMismatch):
                 join(worker=1, num_workers=3)
     told = [line for line in caplog.text.splitlines() if ") was refused: " in line]
     assert 2 <= len(told) <= MAX_REFUSED
+
+
+def test_a_worker_that_is_refused_for_its_model_is_told_to_those_who_wait_for_it(one_shard, caplog):
+    """It has joined already, and its stream ends with the refusal."""
+    job = fresh_name()
+
+    def table(rank: int, columns: int) -> None:
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+            worker.table({"w": torch.zeros(columns)}, optimizer=ps.SGD(lr=1.0))
+
+    def other() -> None:
+        until(lambda: "waiting for worker 1" in caplog.text, "worker 0 has made its table")
+        with pytest.raises(TableMismatch):
+            table(1, 4)
+        until(lambda: ") was refused: TableMismatch: table 0" in caplog.text, "the other is told")
+        table(1, 3)
+
+    with caplog.at_level("INFO"):
+        together([lambda: table(0, 3), other], LIMIT_S)

@@ -162,7 +162,7 @@ def comes_as_payload(worker: ps.Worker) -> None:
     def cut(*_: Any) -> None:
         steps.append(0)
         if len(steps) == 3:
-            exchange.memory.descriptors = ()
+            exchange.memory.withhold_descriptors()
             for connection in link_of(worker).presence.connections:
                 connection._call.cancel()
 

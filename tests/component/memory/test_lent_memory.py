@@ -114,7 +114,7 @@ def test_weights_that_a_worker_has_not_copied_yet_are_not_written(cluster: Clust
         def asked(*, step: int, **how: Any) -> None:
             ask(step=step, **how)
             if step == 2:  # after the pushes of step 1
-                assert not exchange.all_pulled_within(0.05)
+                assert not exchange.in_flight.all_pulled_within(0.05)
                 pushed.set()
 
         exchange.pull = asked
@@ -161,11 +161,11 @@ def test_gradients_that_a_shard_has_not_copied_yet_are_not_written(
             for parameter in model.parameters():
                 assert parameter.grad is not None
                 parameter.grad.fill_(123.0)
-            assert not exchange.all_free
+            assert not exchange.in_flight.all_free
             assert all(map(torch.equal, before, exchange.gradients.tensors))
             optimizer.zero_grad()
             go.set()
-            exchange.wait_free()
+            exchange.in_flight.wait_free()
 
         for step in range(5):
             model(batch(0, step, 8, 67)).backward()

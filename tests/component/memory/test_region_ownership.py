@@ -39,10 +39,10 @@ class Held:
         self._lock = threading.Lock()
         self._kept: list[Any] = []
         self._exchange_take = self.exchange.receive
-        self._exchange_wait = self.exchange.wait_free
+        self._exchange_wait = self.exchange.in_flight.wait_free
         self._connections = list(self.exchange._connections)
         self.exchange.receive = self._take
-        self.exchange.wait_free = self._wait_free
+        self.exchange.in_flight.wait_free = self._wait_free
         self.exchange.connect([_Out(self, connection) for connection in self._connections])
 
     def _take(self, frame: wire.Frame) -> None:
@@ -235,16 +235,16 @@ def test_nothing_writes_weights_between_two_steps(cluster: Cluster, consistency:
         loss_of(model, 0, 0).backward()
         optimizer.step()
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        versions = list(exchange_of(optimizer).versions)
+        versions = list(exchange_of(optimizer).in_flight.versions)
         stepped.set()
         assert pushed.wait(LIMIT_S)
-        assert versions == exchange_of(optimizer).versions
+        assert versions == exchange_of(optimizer).in_flight.versions
         for parameter, was in zip(model.parameters(), before, strict=True):
             assert torch.equal(parameter, was)
         optimizer.zero_grad()
         loss_of(model, 0, 1).backward()
         optimizer.step()
-        assert min(exchange_of(optimizer).versions) == 5
+        assert min(exchange_of(optimizer).in_flight.versions) == 5
 
     run_workers(cluster, body, num_workers=2, consistency=consistency)
 

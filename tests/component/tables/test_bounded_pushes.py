@@ -32,7 +32,7 @@ def test_law_5_the_gap_of_who_only_pushes_is_bounded_and_no_weights_travel(clust
 
     def body(worker: ps.Worker) -> tuple[int, int]:
         table = table_of(worker)
-        before = table._exchange.bytes_pulled
+        before = table._exchange.in_flight.bytes_pulled
         for step in range(STEPS):
             if worker.rank and step + staleness < STEPS:
                 for _ in range(1 if step else staleness + 1):
@@ -42,7 +42,7 @@ def test_law_5_the_gap_of_who_only_pushes_is_bounded_and_no_weights_travel(clust
                 pushed.result(LIMIT_S)
                 ahead.release()
         pushed.result(LIMIT_S)
-        pulled = table._exchange.bytes_pulled - before
+        pulled = table._exchange.in_flight.bytes_pulled - before
         worker.finish()
         assert (table.pull().result(LIMIT_S).values["w"] == 2 * STEPS).all()
         return pulled, table.step
@@ -111,7 +111,7 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
 
             def waits(step: int) -> None:
                 waiting.set()
-                until(lambda: exchange.evicted, "it has heard that it was evicted")
+                until(lambda: exchange.in_flight.evicted, "it has heard that it was evicted")
                 pass_gate(step)
 
             exchange.pass_gate = waits

@@ -302,7 +302,7 @@ def test_spread_is_newest_minus_oldest_version(cluster: Cluster):
         table.push(gradient(0, 0))
         future = table.pull()
         future.result(LIMIT_S)
-        table._exchange.versions[0] += 4
+        table._exchange.in_flight.versions[0] += 4
         assert table._pulled(None).spread == 4
         assert table._pulled(None).version == 1
         assert worker.stats().spread == 4

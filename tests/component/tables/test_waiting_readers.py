@@ -12,7 +12,7 @@ import torch
 
 import ps_worker as ps
 from ps_wire.errors import JobUnknown
-from ps_worker import reader as readers
+from ps_worker.readers import reader as readers
 from tests.component.readers import reader_of
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.until import LIMIT_S, until

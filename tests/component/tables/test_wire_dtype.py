@@ -116,7 +116,7 @@ def test_bytes_are_counted_as_they_travel():
         place = {"table": 0, "partition": sent.partition, "step": 1, "version": 1}
         exchange.receive(wire.Frame(kind=wire.Kind.PULLED, codec=sent.codec, payload=sent.payload, **place))
     exchange.wait_pulled()
-    assert exchange.bytes_pulled == exchange.bytes_pushed
+    assert exchange.in_flight.bytes_pulled == exchange.bytes_pushed
     assert torch.equal(exchange.weights.views[0], rounded(exchange.gradients.views[0], "bf16"))
 
 

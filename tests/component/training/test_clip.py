@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 import ps_worker as ps
+from ps_server.shard.table.step_closer import StepCloser
 from ps_wire.errors import ConfigurationRefused, TableMismatch, UsageError
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import batch, seeded
@@ -90,6 +93,26 @@ def test_a_wrapped_model_is_clipped_on_the_servers_and_overlaps(cluster: Cluster
     for got in replicas:
         for one, other in zip(got.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_who_finishes_behind_its_last_push_reads_that_step_though_it_is_decided_late(cluster, monkeypatch):
+    """A push is acknowledged when it is there; its step closes when all shards have heard the scale."""
+    decide = StepCloser.decide
+
+    def late(closer: StepCloser, step: int, scale: float) -> None:
+        threading.Event().wait(0.2 * (step == STEPS - 1))
+        decide(closer, step, scale)
+
+    monkeypatch.setattr(StepCloser, "decide", late)
+
+    def body(worker: ps.Worker) -> float:
+        table = worker.table({"w": torch.zeros(2000)}, optimizer=ps.SGD(lr=1.0), clip_grad_norm=1e9)
+        for _ in range(STEPS):
+            table.push({"w": torch.ones(2000)})
+        worker.finish()
+        return float(table.pull().result(LIMIT_S).values["w"].sum())
+
+    assert run_workers(cluster, body, num_workers=2) == [-2000.0 * STEPS] * 2
 
 
 class Two(torch.nn.Module):

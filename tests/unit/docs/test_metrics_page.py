@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_wire.metrics.families import COORDINATOR, SERVER, SHARD, WORKER, Kind
+from ps_wire.metrics.families import COORDINATOR, SERVER, SHARD, WORKER, MetricKind
 from tests.until import LIMIT_S
 
 from .pages import ROOT, table
@@ -41,7 +41,7 @@ def queries() -> Iterator[tuple[str, str]]:
 def family_of(name: str) -> str:
     for suffix in _SUFFIXES:
         base = name.removesuffix(suffix)
-        if base != name and base in FAMILIES and FAMILIES[base].kind is Kind.HISTOGRAM:
+        if base != name and base in FAMILIES and FAMILIES[base].kind is MetricKind.HISTOGRAM:
             return base
     return name
 
@@ -66,7 +66,7 @@ def test_names_are_unique_and_end_as_their_kind_and_unit_say():
     assert len(FAMILIES) == len(SERVER) + len(WORKER)
     for name, family in FAMILIES.items():
         assert re.fullmatch(r"ps_[a-z_]+", name)
-        assert name.endswith("_total") == (family.kind is Kind.COUNTER), name
+        assert name.endswith("_total") == (family.kind is MetricKind.COUNTER), name
         assert not name.endswith(_SUFFIXES), name
         assert "job" not in family.labels, "Prometheus has that label for itself"
 

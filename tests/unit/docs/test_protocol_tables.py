@@ -166,10 +166,10 @@ def test_the_reference_has_every_exit_code():
         ("what workers had beside tables, per snapshot", [state_store.MAX_SAVED_BYTES >> 30]),
         ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
         ("metrics of a worker", [member_streams.MAX_METRICS, 64]),
-        ("reason in a notice", [actions.MAX_REASON]),
+        ("reason in a notice", [actions.MAX_NOTICE_REASON]),
         (
             "texts of a heartbeat: what is waited for, why no better carrier",
-            [member_streams.MAX_REASON],
+            [member_streams.MAX_MEMBER_TEXT],
         ),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from ps_lab.bench import limit
 from ps_lab.bench.figures import Round
 from ps_lab.bench.peers import PEERS
-from ps_lab.bench.roundtrip import PROJECT, Outcome, check_memory
+from ps_lab.bench.roundtrip import PROJECT, RoundtripOutcome, check_memory
 from ps_lab.bench.setup import Setup, parse_peers
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
@@ -28,7 +28,7 @@ SETUP = Setup(
     peers=("gloo",),
     with_limit=True,
 )
-OUTCOME = Outcome(
+OUTCOME = RoundtripOutcome(
     setup=SETUP,
     carrier="grpc",
     rounds={

@@ -12,7 +12,7 @@ import pytest
 from ps_lab.bench import picture, traced
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
-from ps_wire.process.trace import Recorder
+from ps_wire.process.trace import SpanRecorder
 
 FACTS = {
     "model": "tiny<1>",
@@ -28,7 +28,7 @@ WORKER = [("wait", 5, 45)]
 
 
 def events(pid: int, process: str, spans: list[tuple[str, int, int]]) -> list[dict[str, Any]]:
-    recorder = Recorder(process)
+    recorder = SpanRecorder(process)
     for name, begin_ms, end_ms in spans:
         recorder.add(name, begin_ms * 1_000_000, end_ms * 1_000_000)
     return [event | {"pid": pid} for event in recorder.events()]

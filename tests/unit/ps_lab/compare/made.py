@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ps_lab.compare.facts import Facts
 from ps_lab.compare.folder import Folder, RunFolder
-from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, Outcome, WorkerCounts
+from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts
 from ps_lab.experiments.experiment import BASELINES, parse
 from ps_lab.experiments.plan import Run
 from ps_wire.spec import consistency
@@ -176,8 +176,8 @@ def simulated(run: Run, world: World) -> list[list[StepRecord]]:
                     ended_s=end,
                     compute_s=times[other][step],
                     push_s=0.001,
-                    gate_s=now - pushed,
-                    pull_s=0.003,
+                    gate_s=None if baseline else now - pushed,
+                    pull_s=0.003 + (now - pushed) * baseline,
                     bytes_up=400_000,
                     bytes_down=400_000,
                     samples=16,
@@ -216,7 +216,7 @@ def _loss(run: Run, world: World, updates: float, step: int, noise: random.Rando
     return 0.1 + 2.2 * math.exp(-rate * updates) + noise.gauss(0, 0.05) * math.exp(-rate * updates / 2)
 
 
-def _outcome(run: Run, world: World, steps: list[list[StepRecord]]) -> Outcome:
+def _outcome(run: Run, world: World, steps: list[list[StepRecord]]) -> RunOutcome:
     whole = sorted((step for mine in steps for step in mine), key=lambda step: step.ended_s)
     end_s = whole[-1].ended_s if whole else 1.0
     looks = []
@@ -235,7 +235,7 @@ def _outcome(run: Run, world: World, steps: list[list[StepRecord]]) -> Outcome:
         if served
     ]
     last = {"accuracy": looks[-1].values["accuracy"]} if looks else {}
-    return Outcome(
+    return RunOutcome(
         ending=Ending.FAILED if world.fails else Ending.FINISHED,
         reason=world.fails,
         started_unix_s=START_UNIX_S - 2,

@@ -12,7 +12,7 @@ from ps_lab.compare.outcome import (
     Ending,
     EvaluationPoint,
     Fault,
-    Outcome,
+    RunOutcome,
     WorkerCounts,
     decode,
     encode,
@@ -21,7 +21,7 @@ from ps_lab.experiments.experiment import parse
 from ps_wire.errors import UsageError
 
 TEXT = 'name = "one"\nscript = "train.py"\nmodels = ["bsp", "asp"]\nseeds = [0, 1]\n'
-OUTCOME = Outcome(
+OUTCOME = RunOutcome(
     ending=Ending.FINISHED,
     started_unix_s=100.0,
     ended_unix_s=130.0,

@@ -52,6 +52,14 @@ def test_the_parts_of_the_time_are_all_of_it(tmp_path: Path):
     assert sum(one.contribution(worker) for worker in one.workers) == pytest.approx(1.0)
 
 
+def test_the_parts_of_a_baselines_time_are_numbers_though_it_has_no_gate(tmp_path: Path):
+    text = EXPERIMENT.replace('["bsp", "ssp:3", "asp"]', '[]\nbaselines = ["ddp"]')
+    folder = made_folder(tmp_path / "made", text, only=lambda run: run.seed == 0)
+    split = RunFigures(read_runs(folder)[1], TARGET).time_split()
+    assert split["gate"] == 0
+    assert split["pull"] > 0
+
+
 def test_a_target_is_reached_when_it_is_evaluated(tmp_path: Path):
     one = RunFigures(read(tmp_path)["bsp quiet"], TARGET)
     first = next(at for at, value in one.evaluated if value >= 0.9)

@@ -16,13 +16,13 @@ from ps_lab.simulate.closed_forms import (
     tau_bound,
 )
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.engine import Outcome, Setup, Simulation
+from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_wire.spec import consistency, stragglers
 
 COMPUTE_S = 0.05
 
 
-def simulated(model: str, straggler: str, num_workers: int = 8, **setup) -> Outcome:
+def simulated(model: str, straggler: str, num_workers: int = 8, **setup) -> SimulatedRun:
     setup = {"num_steps": 2000, "costs": Costs(compute_s=((COMPUTE_S,),))} | setup
     return Simulation(
         Setup(

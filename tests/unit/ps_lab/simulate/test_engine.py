@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.engine import Outcome, Setup, Simulation
+from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_lab.simulate.steps import SECONDS, WHOLE
 from ps_wire.errors import UsageError
 from ps_wire.spec import consistency, stragglers
@@ -16,7 +16,7 @@ from ps_wire.spec import consistency, stragglers
 MODELS = ("bsp", "bsp:backup=1", "bsp:backup=3", "ssp:0", "ssp:2", "asp", "asp:max_delay=3")
 
 
-def simulated(model: str = "bsp", straggler: str = "none", num_workers: int = 4, **setup) -> Outcome:
+def simulated(model: str = "bsp", straggler: str = "none", num_workers: int = 4, **setup) -> SimulatedRun:
     setup = {"num_steps": 20} | setup
     return Simulation(
         Setup(
@@ -28,7 +28,7 @@ def simulated(model: str = "bsp", straggler: str = "none", num_workers: int = 4,
     ).run()
 
 
-def columns(outcome: Outcome) -> dict[str, np.ndarray]:
+def columns(outcome: SimulatedRun) -> dict[str, np.ndarray]:
     return {name: outcome.steps.whole(name) for name in WHOLE} | {
         name: outcome.steps.seconds(name) for name in SECONDS
     }

@@ -9,7 +9,7 @@ import pytest
 
 from ps_lab.compare.results import Recording
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.engine import Outcome, Setup, Simulation
+from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_lab.simulate.fit import distances, fit, validate
 from ps_lab.simulate.records import read, recorded, write
 from ps_wire.errors import UsageError
@@ -20,7 +20,7 @@ COSTS = Costs(compute_s=((0.05,),), num_bytes=1_000_000, latency_s=0.002, worker
 
 def simulated(
     model: str, straggler: str = "none", costs: Costs = COSTS, num_steps: int = 300, seed: int = 0
-) -> Outcome:
+) -> SimulatedRun:
     return Simulation(
         Setup(
             consistency=consistency.parse(model),
@@ -33,7 +33,7 @@ def simulated(
     ).run()
 
 
-def runs(outcome: Outcome) -> list[Recording]:
+def runs(outcome: SimulatedRun) -> list[Recording]:
     return list(recorded(outcome, "job"))
 
 

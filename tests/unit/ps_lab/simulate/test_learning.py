@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.engine import Outcome, Setup, Simulation
+from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_lab.simulate.learning import Model, ModelKind, SgdLearner, clusters
 from ps_wire.errors import UsageError
 from ps_wire.spec import consistency, stragglers
@@ -21,7 +21,7 @@ def learner(num_workers: int = 4, **values) -> SgdLearner:
 
 def trained(
     model: str, *, straggler: str = "none", num_shards: int = 1, num_steps: int = 60, delay: int = 0, **values
-) -> tuple[Outcome, SgdLearner]:
+) -> tuple[SimulatedRun, SgdLearner]:
     made = learner(num_partitions=num_shards, delay=delay, **values)
     setup = Setup(
         consistency=consistency.parse(model),

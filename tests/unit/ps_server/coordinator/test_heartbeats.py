@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps_server.coordinator.member_streams import MAX_METRICS, MAX_REASON, _bounded
+from ps_server.coordinator.member_streams import MAX_MEMBER_TEXT, MAX_METRICS, _bounded
 from ps_wire.v1 import coordinator_pb2 as pb
 
 
@@ -27,7 +27,7 @@ def test_only_short_printable_names_are_kept_and_not_too_many():
 
 @pytest.mark.parametrize("field", ["waits", "passed_over"])
 def test_texts_are_one_printable_line_of_a_bounded_length(field: str):
-    progress = pb.Progress(**{field: "a\nforged \x1b[31m" + "x" * MAX_REASON})
+    progress = pb.Progress(**{field: "a\nforged \x1b[31m" + "x" * MAX_MEMBER_TEXT})
     text = getattr(_bounded(progress), field)
     assert text.startswith(r"a\nforged \x1b[31mx")
-    assert len(text) == MAX_REASON
+    assert len(text) == MAX_MEMBER_TEXT

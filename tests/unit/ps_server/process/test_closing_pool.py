@@ -8,7 +8,7 @@ import pytest
 
 from ps_server.process import closing_pool
 from ps_server.process.closing_pool import BATCH, ClosingPool
-from ps_server.shard.transport.outbox import Outbox, corked
+from ps_server.shard.transport.outbox import MessageOutbox, corked
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
 from tests.until import LIMIT_S
@@ -45,7 +45,7 @@ def test_jobs_run_beside_each_other():
 
 
 def test_what_is_sent_corked_leaves_together_and_in_order():
-    outbox, taken = Outbox(), []
+    outbox, taken = MessageOutbox(), []
     sender = threading.Thread(target=lambda: taken.append(outbox.next()))
     sender.start()
     with corked():
@@ -59,13 +59,13 @@ def test_what_is_sent_corked_leaves_together_and_in_order():
 
 
 def test_what_is_sent_without_a_cork_leaves_at_once():
-    outbox = Outbox()
+    outbox = MessageOutbox()
     outbox.send(message(4))
     assert [sent.frame.step for sent in outbox.next()] == [4]
 
 
 def test_a_closed_outbox_takes_nothing_and_lets_out_what_it_has():
-    outbox = Outbox()
+    outbox = MessageOutbox()
     outbox.send(message(1))
     outbox.close()
     outbox.send(message(2))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ps_server.coordinator.member_streams import _table_of
-from ps_server.shard.garbage import Pause
+from ps_server.shard.garbage import CollectorPause
 from ps_server.shard.orders import execute_order
 from ps_wire.frames.messages import table_to_proto
 from ps_wire.spec.table import BucketOptions
@@ -29,7 +29,7 @@ def collector() -> Iterator[None]:
 @pytest.mark.usefixtures("collector")
 def test_as_long_as_one_of_several_lasts_it_is_off():
     """On again once the last is over, also after an error."""
-    pause, seen = Pause(), []
+    pause, seen = CollectorPause(), []
 
     def fail() -> None:
         with pause:
@@ -47,7 +47,7 @@ def test_as_long_as_one_of_several_lasts_it_is_off():
 def test_one_that_was_off_stays_off():
     """A script in whose process the server is may have switched it off."""
     gc.disable()
-    with Pause():
+    with CollectorPause():
         pass
     assert not gc.isenabled()
 

@@ -19,7 +19,7 @@ from ps_server.shard.partition.backup_machine import BackupStepMachine
 from ps_server.shard.partition.cell import Cell
 from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.machine import _Member
-from ps_server.shard.partition.machine_state import MachineState, MemberState
+from ps_server.shard.partition.machine_state import MachineMember, MachineState
 from ps_server.shard.shard import Shard
 from ps_server.shard.state.codec import TableReader, encode
 from ps_server.shard.table.table_state import TableState
@@ -221,7 +221,7 @@ def test_whoever_adds_a_field_to_a_partition_is_asked_what_its_successor_gets():
     derived = {"counts", "num_fenced"}  # from the members
     assert machine == (state - {"late"}) | given | asks_again | derived
     member = {field.name for field in dataclasses.fields(_Member)}
-    assert member == {field.name for field in dataclasses.fields(MemberState)}
+    assert member == {field.name for field in dataclasses.fields(MachineMember)}
     assert member == {"incarnation", "clock", *hand_off.FLAGS}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ps_wire.errors import UsageError
 from ps_wire.process import trace
-from ps_wire.process.trace import Recorder
+from ps_wire.process.trace import SpanRecorder
 
 PROGRAM = """
 import os
@@ -46,7 +46,7 @@ def test_without_a_recorder_all_spans_are_one_object_that_does_nothing() -> None
 
 
 def test_a_span_has_its_threads_row_and_lasts_as_long_as_its_block() -> None:
-    recorder = Recorder("server 0")
+    recorder = SpanRecorder("server 0")
     with recorder.span("outer"), recorder.span("inner"):
         pass
     thread = threading.Thread(target=lambda: recorder.add("read", 1_000, 4_500), name="ps-data")
@@ -74,14 +74,14 @@ def test_a_traced_function_is_the_same_function_where_tracing_is_off() -> None:
 
 
 def test_a_block_that_raises_is_recorded_and_raises() -> None:
-    recorder = Recorder("worker 0")
+    recorder = SpanRecorder("worker 0")
     with pytest.raises(KeyError), recorder.span("push"):
         raise KeyError
     assert [event["name"] for event in spans(recorder.events())] == ["push"]
 
 
 def test_only_the_newest_spans_are_kept() -> None:
-    recorder = Recorder("server 0", max_spans=3)
+    recorder = SpanRecorder("server 0", max_spans=3)
     for number in range(10):
         recorder.add(str(number), number, number)
     assert [event["name"] for event in spans(recorder.events())] == ["7", "8", "9"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import os
 import socket
-import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -18,14 +19,13 @@ from ps_wire.errors import ConnectionLost
 from ps_wire.frames import frame as wire
 from ps_wire.sockets import lent_memory, shared_memory
 from ps_wire.sockets.frame_socket import LARGE_BYTES, REFERRED_BYTES, FrameSocket
-from ps_wire.sockets.shared_memory import Mapped
 from tests.until import LIMIT_S
 
 pytestmark = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="no memory to be lent here")
 SIZE = 4 * REFERRED_BYTES
 
 
-def made(seed: int = 0) -> Mapped:
+def made(seed: int = 0) -> mmap.mmap:
     descriptor, memory = shared_memory.create_readable(SIZE)
     lent_memory.lend(memory, descriptor)
     memory[:] = np.random.default_rng(seed).bytes(SIZE)
@@ -124,30 +124,44 @@ def test_a_peer_that_goes_while_pages_leave_is_a_lost_connection(ends: Ends) -> 
 
 
 def test_memory_is_lent_as_long_as_it_is_there() -> None:
+    gc.collect()
+    before = len(lent_memory._lent)
     memory = made()
     view = memoryview(memory)
     place = lent_memory.place_of(view[100:200])
     assert place is not None
     descriptor, offset = place
     assert (os.pread(descriptor, 100, offset), offset) == (bytes(view[100:200]), 100)
-    start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-    assert start in lent_memory._lent
+    assert len(lent_memory._lent) == before + 1
     del memory, view
     gc.collect()
-    assert start not in lent_memory._lent
+    assert len(lent_memory._lent) == before
 
 
-def test_memory_that_is_lent_again_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends with it must raise nothing: nobody would hear it."""
-    unheard: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda raised: unheard.append(raised.exc_value))
+def test_what_is_mapped_where_lent_memory_was_is_not_lent_before_that_is_forgotten() -> None:
+    """Python unmaps memory first, then calls finalizers: other threads map something there in between."""
     memory = made()
-    start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
-    lent_memory.lend(memory, lent_memory._lent[start][1])
+    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    other = (ctypes.c_char * SIZE).from_address(address)
+    found: list[object] = []
+    weakref.finalize(memory, lambda: found.append(lent_memory.place_of(memoryview(other)[:100])))
+    assert lent_memory.place_of(memoryview(other)[:100]) is not None
     del memory
     gc.collect()
-    assert start not in lent_memory._lent
-    assert unheard == []
+    assert found == [None]
+
+
+def test_what_is_lent_where_other_memory_was_stays_lent_when_that_is_forgotten() -> None:
+    """It came between the unmapping of the one before and its finalizer."""
+    memory = made()
+    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    other = (ctypes.c_char * SIZE).from_address(address)
+    weakref.finalize(memory, lent_memory.lend, other, -1)
+    del memory
+    gc.collect()
+    assert lent_memory.place_of(memoryview(other)[100:200]) == (-1, 100)
+    del other
+    gc.collect()
 
 
 def test_other_memory_is_not_lent() -> None:

@@ -83,11 +83,11 @@ def test_an_ack_ends_one_push_and_a_stale_one_ends_none():
     ack(exchange, 0, 4)
     ack(exchange, 0, 4)
     assert 0 not in unacked(exchange)
-    assert not exchange.wait_acked(limit_s=0.01)
-    assert exchange.wait_acked([exchange.partitions[0]], limit_s=0.0)
+    assert not exchange.in_flight.wait_acked(limit_s=0.01)
+    assert exchange.in_flight.wait_acked([0], limit_s=0.0)
     for index in sorted(unacked(exchange)):
         ack(exchange, index, 4)
-    assert exchange.wait_acked(limit_s=0.0)
+    assert exchange.in_flight.wait_acked(limit_s=0.0)
 
 
 def test_replay_is_what_has_no_answer_in_order():
@@ -148,8 +148,8 @@ def test_weights_arrive_in_the_flat_memory_with_version_and_clocks():
     for index in range(exchange.plan.num_partitions):
         exchange.receive(pulled(exchange, index, step=2, value=float(index + 1), version=7 + index))
     exchange.wait_pulled()
-    assert exchange.versions == [7 + index for index in range(exchange.plan.num_partitions)]
-    assert exchange.clocks == {5: 2, 6: 3}
+    assert exchange.in_flight.versions == [7 + index for index in range(exchange.plan.num_partitions)]
+    assert exchange.in_flight.clocks == {5: 2, 6: 3}
     for partition in exchange.partitions:
         assert bool((exchange.weights.partition(partition) == partition.index + 1).all())
 
@@ -159,33 +159,33 @@ def test_stale_answers_are_ignored():
     exchange, _ = made()
     exchange.pull(step=2)
     exchange.receive(pulled(exchange, 0, step=1, value=9.0, version=9))
-    assert exchange.versions[0] == 0
+    assert exchange.in_flight.versions[0] == 0
     assert exchange.landing(pulled(exchange, 0, step=1, value=9.0, version=9), 4) is None
     assert bool((exchange.weights.partition(exchange.partitions[0]) != 9.0).all()), (
         "nothing of it was written"
     )
     exchange.receive(pulled(exchange, 0, step=2, value=1.0, version=2))
     exchange.receive(pulled(exchange, 0, step=2, value=9.0, version=9))
-    assert exchange.versions[0] == 2
+    assert exchange.in_flight.versions[0] == 2
     assert bool((exchange.weights.partition(exchange.partitions[0]) == 1.0).all())
     exchange.receive(pulled(exchange, 0, step=3, value=9.0, version=9))
-    assert exchange.versions[0] == 2
+    assert exchange.in_flight.versions[0] == 2
 
 
 def test_what_is_asked_for_while_an_answer_comes_is_still_waited_for():
     """The answer is to the pull before: its partition is missing, and so is its version."""
     exchange, _ = made()
     exchange.pull(step=2)
-    exchange.memory.on_arrival = lambda _: exchange.pull(step=3)
+    exchange.memory.watch(lambda _: exchange.pull(step=3))
     exchange.receive(pulled(exchange, 0, step=2, value=1.0, version=2))
-    exchange.memory.on_arrival = lambda _: None
-    assert exchange.versions[0] == 0
+    exchange.memory.watch(lambda _: None)
+    assert exchange.in_flight.versions[0] == 0
     for index in range(1, exchange.plan.num_partitions):
         exchange.receive(pulled(exchange, index, step=3, value=3.0, version=3))
     assert not exchange.all_pulled
     exchange.receive(pulled(exchange, 0, step=3, value=3.0, version=3))
     assert exchange.all_pulled
-    assert set(exchange.versions) == {3}
+    assert set(exchange.in_flight.versions) == {3}
 
 
 def test_memory_that_is_lent_stays_so_however_often_the_push_is_acknowledged():
@@ -197,13 +197,13 @@ def test_memory_that_is_lent_stays_so_however_often_the_push_is_acknowledged():
         for index in lent:
             frame = wire.Frame(kind=wire.Kind.ACK, flags=wire.LENT, table=3, partition=index, worker=5)
             exchange.receive(frame)
-        assert exchange.wait_acked(limit_s=0.0)
-        assert not exchange.all_free
+        assert exchange.in_flight.wait_acked(limit_s=0.0)
+        assert not exchange.in_flight.all_free
         assert [frame.partition for frame in exchange.replay(0)] == list(lent)
     for index in lent:
-        assert not exchange.all_free
+        assert not exchange.in_flight.all_free
         exchange.receive(wire.Frame(kind=wire.Kind.FREE, table=3, partition=index, worker=5))
-    assert exchange.all_free
+    assert exchange.in_flight.all_free
 
 
 def test_who_abstains_takes_back_nothing_that_it_has_pushed():
@@ -230,7 +230,7 @@ def test_an_ack_may_come_before_the_push_has_returned():
     exchange, _ = made(num_shards=1)
     exchange.connect([Quick()])  # type: ignore[list-item]
     push_all(exchange, 0)
-    assert exchange.wait_acked(limit_s=0.0)
+    assert exchange.in_flight.wait_acked(limit_s=0.0)
 
 
 def test_who_has_joined_again_sends_all_as_the_new_incarnation():
@@ -239,7 +239,7 @@ def test_who_has_joined_again_sends_all_as_the_new_incarnation():
     exchange.set_hyperparameters(Hyperparameters(((("lr", 0.5),),)))
     push_all(exchange, 0)
     exchange.reenter(9)
-    assert exchange.wait_acked(limit_s=0.0), "what the one before had pushed is over"
+    assert exchange.in_flight.wait_acked(limit_s=0.0), "what the one before had pushed is over"
     assert [(it.kind, it.incarnation) for it in exchange.replay(0)] == [(wire.Kind.HYPER, 9)]
     connections[0].frames.clear()
     push_all(exchange, 4)
@@ -252,7 +252,7 @@ def test_clocks_never_go_back():
     exchange.receive(pulled(exchange, 0, step=5, value=0.0, version=1))
     exchange.pull(step=4)
     exchange.receive(pulled(exchange, 0, step=4, value=0.0, version=1))
-    assert exchange.clocks == {5: 5, 6: 6}
+    assert exchange.in_flight.clocks == {5: 5, 6: 6}
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_a_failure_ends_every_wait_now_and_later():
     push_all(exchange, 0)
     exchange.pull(step=1)
     told: list[Any] = []
-    exchange.when_acked(told.append)
-    exchange.when_pulled(told.append)
+    exchange.in_flight.when_acked(told.append)
+    exchange.in_flight.when_pulled(told.append)
     raised: list[BaseException] = []
 
     def waits(wait: Any) -> None:
@@ -286,20 +286,21 @@ def test_a_failure_ends_every_wait_now_and_later():
             raised.append(error)
 
     threads = [
-        threading.Thread(target=waits, args=(wait,)) for wait in (exchange.wait_acked, exchange.wait_pulled)
+        threading.Thread(target=waits, args=(wait,))
+        for wait in (exchange.in_flight.wait_acked, exchange.wait_pulled)
     ]
     for thread in threads:
         thread.start()
     first = ConnectionLost("gone")
-    exchange.fail(first)
-    exchange.fail(ConnectionLost("gone again"))
+    exchange.in_flight.fail(first)
+    exchange.in_flight.fail(ConnectionLost("gone again"))
     for thread in threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
     assert raised == [first, first]
     assert told == [first, first]
     for later in (
-        exchange.wait_acked,
+        exchange.in_flight.wait_acked,
         exchange.wait_pulled,
         lambda: exchange.pull(step=2),
         lambda: push_all(exchange, 1),
@@ -309,17 +310,17 @@ def test_a_failure_ends_every_wait_now_and_later():
         with pytest.raises(ConnectionLost) as caught:
             later()
         assert caught.value is first
-    exchange.when_acked(told.append)
+    exchange.in_flight.when_acked(told.append)
     assert told[-1] is first
 
 
 def test_callbacks_come_once():
     exchange, _ = made()
     told: list[Any] = []
-    exchange.when_acked(told.append)
+    exchange.in_flight.when_acked(told.append)
     assert told == [None]
     push_all(exchange, 0)
-    exchange.when_acked(told.append)
+    exchange.in_flight.when_acked(told.append)
     for index in range(exchange.plan.num_partitions):
         assert len(told) == 1
         ack(exchange, index, 0)

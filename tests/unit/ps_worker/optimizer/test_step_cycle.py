@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from ps_wire.errors import UsageError
-from ps_worker.data.batch_in_hand import BatchInHand
 from ps_worker.optimizer.sender import Sender
 from ps_worker.optimizer.step_cycle import TRANSITIONS, Stage, StepCycle
 from ps_worker.optimizer.table_gradients import Mode
+from ps_worker.step.batch_in_hand import BatchInHand
+from ps_worker.step.first_push import FirstPush
 from tests.component.hosts import Host
 
 
@@ -23,7 +24,7 @@ def _cycle() -> StepCycle:
         BatchInHand(),
         mode=Mode.WAITING,
         clip_norm=None,
-        weight=lambda: 1.0,
+        first=FirstPush(host, step=lambda: 0),
         divides=False,
         as_views=False,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ps_worker.recording import columns
-from ps_worker.recording.recorder import Recorder, Totals
+from ps_worker.recording.recorder import StepRecorder, StepTotals
 
 HEADER = columns.RecordHeader(
     unix_s=5.0, job="job", worker=2, incarnation=7, consistency="asp", num_workers=3, host="here"
@@ -17,10 +17,10 @@ class World:
         self.now_s = 0.0
         self.said: list[str] = []
         self.folder = folder
-        self.recorder = Recorder(
+        self.recorder = StepRecorder(
             folder, warn=self.said.append, clock=lambda: self.now_s, unix=lambda: 5.0, **options
         )  # type: ignore[arg-type]
-        self.totals = Totals()
+        self.totals = StepTotals()
 
     def step(self, clock: int, *, compute_s: float = 1.0, push_s: float = 0.5, wait_s: float = 2.0) -> None:
         """Without overlap: after backward the step pushes, asks, and waits for weights."""
@@ -33,7 +33,7 @@ class World:
         recorder.asked()
         self.now_s += wait_s
         totals = self.totals
-        self.totals = Totals(
+        self.totals = StepTotals(
             waited_s=totals.waited_s + wait_s, bytes_up=totals.bytes_up + 8, bytes_down=totals.bytes_down + 16
         )
         recorder.stepped(32)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
-from ps_worker.transport.outbox import PULL_BYTES, Outbox
+from ps_worker.transport.outbox import PULL_BYTES, FrameOutbox
 
 MIB = bytes(1 << 20)
 HELLO = wire.Frame(kind=wire.Kind.HELLO)
@@ -24,7 +24,7 @@ def pull(*partitions: int, flags: int = 0) -> wire.Frame:
 
 def left(*frames: wire.Frame) -> list[tuple[wire.Kind, tuple[int, ...]]]:
     """Kinds and partitions in the order in which they leave when nothing has left before."""
-    outbox = Outbox(HELLO)
+    outbox = FrameOutbox(HELLO)
     outbox.put(frames)
     outbox.close()
     return [
@@ -92,7 +92,7 @@ def test_pushes_whose_payload_does_not_travel_leave_together():
     """A payload that does is the last of its batch, for it is held until all have left."""
     batches = []
     for travels in (True, False):
-        outbox = Outbox(HELLO)
+        outbox = FrameOutbox(HELLO)
         outbox.put([push(1, MIB), push(0, MIB)])
         outbox.close()
         sizes = []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
-from ps_server.coordinator.epochs.agreed import MAX_FACTS, MAX_TEXT, Agreed
+from ps_server.coordinator.epochs.agreed import MAX_FACTS, MAX_SUMS, MAX_TEXT, Agreed
 from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_wire.errors import JobMismatch, UsageError
 
@@ -42,3 +43,19 @@ def test_a_successor_compares_with_what_was_said_and_who_comes_after_all_have_go
         successor.agreed.check(0, 1, {"seed": "4"})
     successor.suspend()
     successor.agreed.check(0, 1, {"seed": "4"})
+
+
+def test_sums_that_differ_are_said_once_a_loader_and_numbers_that_were_computed_elsewhere_are_alike():
+    agreed = Agreed()
+    assert agreed.compare(0, 1, [1.0, 2.0, math.nan, math.inf]) == ""
+    assert agreed.compare(0, 0, [1.0000001, 2.0, math.nan, math.inf]) == ""
+    said = agreed.compare(0, 2, [1.0, 2.1, math.nan, math.inf])
+    assert "loader 0" in said
+    assert "on worker 2 than on worker 1; if that is not meant, give every worker the whole dataset" in said
+    assert agreed.compare(0, 3, [5.0]) == ""  # said once
+    assert agreed.compare(1, 3, []) == ""
+    assert agreed.compare(1, 0, [5.0]) == ""  # of another kind: that is refused by its fingerprint
+    agreed.clear()
+    assert agreed.compare(0, 2, [7.0]) == ""
+    with pytest.raises(UsageError, match="at most"):
+        agreed.compare(0, 0, [0.0] * (MAX_SUMS + 1))

@@ -308,6 +308,35 @@ def test_a_holder_that_is_alive_keeps_its_shard_and_one_that_is_silent_gives_way
     run(steps)
 
 
+def test_a_successor_waits_for_the_holder_that_the_coordinator_before_it_knew(monkeypatch):
+    """A second process of the shard may be the first to come; where the holder is gone, it is let in."""
+
+    async def steps() -> None:
+        before = Service()
+        await before.start()
+        own = Shard(index=0, num_shards=2, memory_limit_bytes=None)
+        successor = fleet_of(own, asyncio.get_running_loop())
+        successor.load(before.shards.dump(), [])
+        comes = pb.Register(protocol=PROTOCOL, shard=1, num_shards=2, address="c:1", boot=b"c")
+        asking = asyncio.create_task(successor.check_held(comes))
+        await asyncio.sleep(0)
+        holder = Follower(successor)
+        await holder.follow()
+        async with asyncio.timeout(LIMIT_S):
+            order = await holder.outbox.get()
+        successor.answered(1, pb.OrderDone(number=order.number))
+        with pytest.raises(Fenced, match="is held by a process that is alive"):
+            await asking
+        monkeypatch.setattr(orders, "RETURN_LIMIT_S", 0.05)
+        another = fleet_of(own, asyncio.get_running_loop())
+        another.load(before.shards.dump(), [])
+        await another.check_held(comes)
+        for fleet in (before.shards, successor, another):
+            fleet.close()
+
+    asyncio.run(steps())
+
+
 @pytest.mark.parametrize(("stopped", "said"), [(True, 0), (False, 1)])
 def test_a_shard_that_is_gone_is_said_to_be_unless_all_servers_stop(
     stopped: bool, said: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

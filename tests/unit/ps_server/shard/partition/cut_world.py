@@ -10,7 +10,7 @@ from functools import partial
 
 from ps_server.agreement.cut_points import clocks_of_cut
 from ps_server.agreement.gate import gate_of
-from ps_server.shard.partition.cut import Cut
+from ps_server.shard.partition.cut import PartitionCut
 from ps_server.shard.partition.machine import Action, Answer, Apply, Complete, Contribution, Pull, StepMachine
 from ps_wire.spec.consistency import BSP, Consistency
 from tests.search.nodes import copied
@@ -23,7 +23,7 @@ class Cell:
 
     def __init__(self, model: Consistency, num_workers: int) -> None:
         self.machine = StepMachine(gate_of(model))
-        self.cut = Cut(self.machine)
+        self.cut = PartitionCut(self.machine)
         self.weights: frozenset[tuple[int, int]] = frozenset()
         self.answered: set[int] = set()
         self.sent: frozenset[tuple[int, int]] | None = None

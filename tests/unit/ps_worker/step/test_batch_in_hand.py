@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_worker.data.batch_in_hand import BatchInHand
+from ps_worker.step.batch_in_hand import BatchInHand
 
 
 def test_steps_that_are_taken_again_are_void_until_none_is_left():

@@ -118,7 +118,7 @@ class _Inbox(queue.SimpleQueue[_Item]):
         """See `Peer.fail`."""
         self.put(error)
         for _, exchange in list(self.tables.values()):
-            exchange.fail(error)
+            exchange.in_flight.fail(error)
 
 
 class Reader:
@@ -240,8 +240,8 @@ class Reader:
             for parameter, view in zip(inside, exchange.weights.views, strict=True):
                 parameter.copy_(view)
         return Cut(
-            version=min(exchange.versions),
-            spread=exchange.spread,
+            version=min(exchange.in_flight.versions),
+            spread=exchange.in_flight.spread,
             clocks=dict(armed.clocks),
             buffers=cast(Literal["live", "final", "start", "none"], buffers),
             buffers_step=step,
@@ -343,7 +343,7 @@ class Reader:
             match self._next(until_s):
                 case (_News.ASKED, about, partition) if about == number:
                     unasked.discard(exchange.partitions[partition].shard)
-        exchange.when_pulled(lambda _error: self._inbox.put((_News.HERE, number, 0)))
+        exchange.in_flight.when_pulled(lambda _error: self._inbox.put((_News.HERE, number, 0)))
         self._requests.put(pb.ReadRequest(number=number, cut=table))
         armed: pb.Cut | None = None
         here = False

@@ -34,6 +34,9 @@ class StepHost(Protocol):
     def before_step(self, step: int) -> None:
         """Called before the first push of a step leaves, also from a hook: this will be the `step`-th."""
 
+    def begin_push(self, table: int) -> None:
+        """Called before the first push of a step on this table leaves: the script stands in that step."""
+
     def after_step(self, step: int) -> None:
         """Called when a step is over for the script, of which `step` are taken now."""
 

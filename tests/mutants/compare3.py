@@ -1,0 +1,52 @@
+"""Faults in the baselines of a comparison, in what simulations cost, and in what a report says of both."""
+
+from .mutant import Mutant
+
+OF_DDP = "tests/unit/ps_worker/group/test_ddp.py"
+RUNNER = "ps_lab/compare/local_runner.py"
+OF_THE_RUNNER = "tests/integration/test_compare.py"
+
+MUTANTS = (
+    Mutant(
+        name="ddp: gradients are summed and no mean is taken",
+        file="ps_worker/group/ddp/replica.py",
+        text=".div_(self._size)",
+        fault="",
+        tests=(f"{OF_THE_RUNNER}::test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp",),
+    ),
+    Mutant(
+        name="ddp: a step of gradients that were not averaged is taken",
+        file="ps_worker/group/ddp/ddp_worker.py",
+        text="        if not self._replica.take_buckets():\n",
+        fault="        if self._replica.take_buckets() < 0:\n",
+        tests=(f"{OF_DDP}::test_what_a_baseline_does_not_have_is_refused_by_name",),
+    ),
+    Mutant(
+        name="ddp: a reader gets weights of before its question",
+        file="ps_worker/group/ddp/shown.py",
+        text="            if question != self._question and not ended:\n",
+        fault="            if False:\n",
+        tests=(f"{OF_DDP}::test_a_question_is_answered_at_the_end_of_the_step_that_is_under_way",),
+    ),
+    Mutant(
+        name="ddp: the model goes on through DDP behind finish()",
+        file="ps_worker/group/ddp/replica.py",
+        text="            del self._model.forward\n",
+        fault="            pass\n",
+        tests=(f"{OF_DDP}::test_the_model_computes_alone_again_when_its_worker_has_finished",),
+    ),
+    Mutant(
+        name="ddp: the workers of a baseline are given the servers",
+        file=RUNNER,
+        text="            servers=None if self._serves else (ALONE,),\n",
+        fault="",
+        tests=(f"{OF_THE_RUNNER}::test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp",),
+    ),
+    Mutant(
+        name="metrics: a split without waits at the gate is no number",
+        file="ps_lab/compare/metrics.py",
+        text="np.nansum(",
+        fault="np.sum(",
+        tests=("tests/unit/ps_lab/compare/test_metrics.py",),
+    ),
+)
