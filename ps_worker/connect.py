@@ -235,7 +235,7 @@ def _form(chosen: settings.Settings, process_group: ProcessGroup | None) -> Grou
     )
     if chosen.ranks.leads:
         size, how = chosen.ranks.size, chosen.group_reduce
-        say(f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by rank 0")
+        say(f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by their owners")
     return group
 
 

@@ -46,6 +46,11 @@ class Chooser:
         caught: list[Choice] = list(self._caught.values())
         return caught if self.last is None else [self.last, *caught]
 
+    def begin(self, step: int) -> None:
+        """The open step is this one: nobody asks for what was chosen before."""
+        if step > 0:
+            self.last = Choose(step=step - 1, workers=frozenset())
+
     def remember(self, choice: Choice) -> None:
         """One that a chooser before this one has made."""
         if isinstance(choice, Choose):

@@ -119,7 +119,7 @@ class _LateJoin:
             self._entering.append(member)
             self._say(member, hold=pb.Hold(number=self._number))
         if self._steps is not None:
-            member.enters = self._steps
+            member.enter_at(self._steps)
             return False
         self._made.append((member, spec))
         return True
@@ -170,7 +170,7 @@ class _LateJoin:
         for member, spec in made:
             if member.state is not MemberState.JOINED:
                 continue
-            member.enters = steps
+            member.enter_at(steps)
             try:
                 self._runner.do(self._runner.job.make_table(member, spec))
             except PsError as error:

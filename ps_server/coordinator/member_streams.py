@@ -280,8 +280,8 @@ class MemberStreams:
                 progress = message.heartbeat.progress
                 runner.progress[member.worker] = _bounded(progress)
                 if progress.HasField("calls"):
-                    job.stands(member, progress.calls)
-                member.taken = dict(progress.taken)
+                    job.calls.stand(member, progress.calls)
+                member.say_taken(dict(progress.taken))
                 mailbox.heard(message.heartbeat.heard)
             case "uploaded" if message.uploaded.final:
                 runner.do(job.uploaded_final(member))
@@ -294,13 +294,13 @@ class MemberStreams:
                 self._hold(kind, message, job.name, member)
             case "finish":
                 runner.progress[member.worker] = _bounded(message.finish.progress)
-                member.steps = message.finish.progress.step
+                member.say_steps(message.finish.progress.step)
                 runner.do(job.finish(member))
                 runner.events.record(Event.FINISH, member, epoch=job.phase.membership_epoch)
                 self._leases.gone(job.name, member)
             case "leave":
                 runner.progress[member.worker] = _bounded(message.leave.progress)
-                member.steps = message.leave.progress.step
+                member.say_steps(message.leave.progress.step)
                 reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 runner.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE

@@ -280,7 +280,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """A call that all workers make together; waits for the others for a while."""
         runner, member = self._member(request.job, request.worker, request.incarnation)
         if not request.HasField("number"):
-            return pb.CollectReply(number=runner.job.collectives.next_open)
+            return pb.CollectReply(number=runner.job.calls.collectives.next_open)
         if member.reader or member.state is not members.MemberState.JOINED:
             raise ConfigurationRefused(f"worker {member.worker} has finished or reads: it makes no such call")
         part = Part(
@@ -292,10 +292,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             begun=request.begun,
         )
         number, job = request.number, runner.job
-        made = job.collectives.repeat(number, member.worker, member.incarnation)
+        made = job.calls.collectives.repeat(number, member.worker, member.incarnation)
         if made is None:
-            job.collectives.bring(number, member.worker, member.incarnation, part)
-            made = job.settle_call(number)
+            job.calls.collectives.bring(number, member.worker, member.incarnation, part)
+            made = job.calls.settle(number)
             if made is not None:
                 runner.wake()
         until_s, pause_s = time.monotonic() + COLLECT_S, LOOK_S
@@ -303,15 +303,15 @@ class CoordinatorService(rpc.CoordinatorServicer):
         while made is None and not steps and time.monotonic() < until_s:
             if self._runners.get(job.name) is not runner or runner.job is not job:
                 break
-            runner.ask(job.elsewhere() if request.clocks else (), pause_s)
+            runner.ask(job.calls.elsewhere() if request.clocks else (), pause_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await runner.changed()
             pause_s = min(2 * pause_s, LAST_LOOK_S)
-            made = job.settle_call(number)
-            steps = job.needed(member, request.clocks)
+            made = job.calls.settle(number)
+            steps = job.calls.needed(member, request.clocks)
         if made is None:
-            return pb.CollectReply(number=number, missing=job.missing_in_call(number), steps=steps)
+            return pb.CollectReply(number=number, missing=job.calls.missing(number), steps=steps)
         made.check(number, part)
         return pb.CollectReply(number=number, done=True, values=made.values, blob=made.blob)
 

@@ -42,7 +42,6 @@ from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import device_of
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import Shard
-from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.grpc_stream import DataStreams
 from ps_server.shard.transport.socket_server import SocketServer
@@ -111,20 +110,17 @@ class Server:
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
         self._pool = ClosingPool()
+        store = None if options.snapshot_dir is None else SnapshotStore(options.snapshot_dir)
+        self._store = store
+        self._saved = None if store is None else SavedJobs(store)
         self._shard = Shard(
             index=options.shard,
             num_shards=options.num_shards,
             memory_limit_bytes=options.memory_limit_bytes,
             submit=self._pool.submit,
             device=device_of(options.device),
+            store=store,
         )
-        self._saved: SavedJobs | None = None
-        self._store: SnapshotStore | None = None
-        if options.snapshot_dir is not None:
-            self._store = self._shard.snapshots.store = SnapshotStore(options.snapshot_dir)
-            self._saved = SavedJobs(self._store)
-            reader = SnapshotReader(self._store, shard=options.shard, num_shards=options.num_shards)
-            self._shard.open_part = reader.open
         self._inherited = Inherited(boot=secrets.token_bytes(16))
         self._coordinator: Coordinator | None = None
         self._follower: Follower | None = None
@@ -206,7 +202,7 @@ class Server:
             return False
         if failure is None and stopped.result() != 0:
             return False
-        self._service.ready = False
+        self._service.serve(False)
         if self._follower is not None:
             await self._follower.drain()
         drained = self._coordinator is None or await self._coordinator.drain()
@@ -389,7 +385,7 @@ class Server:
             self._stopped.set_exception(error)
 
     def _set_ready(self, ready: bool) -> None:
-        self._service.ready = ready
+        self._service.serve(ready)
         status = health_pb2.HealthCheckResponse
         state = status.SERVING if ready else status.NOT_SERVING
         for name in (READINESS, health.OVERALL_HEALTH):

@@ -21,7 +21,7 @@ class ShardZero:
 
     def __init__(self, shard: Shard, generation: int) -> None:
         """Takes the shard, which is of the coordinator's generation from now on, with what it holds."""
-        shard.generation = generation
+        shard.become(generation)
         self._shard = shard
 
     @property

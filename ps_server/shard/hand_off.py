@@ -41,7 +41,7 @@ from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.snapshot.writing import sync_folder, write_durably
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 3
+FORMAT = 4
 TRIAL_BYTES = 4096
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FACTS = "hand-off"
@@ -216,7 +216,7 @@ def _take(file: TensorFile, shard: Shard) -> Inherited:
         more=facts["more"],
         tensors=passed_on,
     )
-    shard.generation = facts["generation"]
+    shard.become(facts["generation"])
     return inherited
 
 
@@ -287,7 +287,8 @@ def _load_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torc
         index: _going_on(index, cell, spec.number, facts, tensors) for index, cell in state.cells.items()
     }
     table.load(replace(state, cells=cells, epoch=facts["epoch"]), going_on=True)
-    table.started = facts["started"]
+    if facts["started"]:
+        table.start()
 
 
 def _going_on(

@@ -19,13 +19,23 @@ from ps_wire.spec.nonfinite import parse as parse_nonfinite
 
 
 class Retirable(Protocol):
-    """A connection that another one can replace.
+    """A connection that another one can replace; see `Flow` for its figures.
 
     Attributes:
         carrier: its name.
     """
 
     carrier: str
+
+    @property
+    def received_bytes(self) -> int:
+        """See `Flow`; so is the next one."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """See above."""
+        ...
 
     def retire(self) -> None:
         """Takes no more frames; waits for the one that is being taken."""
@@ -44,11 +54,11 @@ class ShardJob:
         gate: of its consistency model.
         members: worker -> (incarnation, first step by table); those in the gates.
         known: worker -> live incarnation; members, and those who may only read.
-        tokens: (worker, incarnation) -> tokens good for one connection each.
-        sessions: worker -> its live connection.
+        tokens: (worker, incarnation, rank) -> tokens good for one connection each.
+        sessions: (worker, rank) -> its live connection.
         fenced: worker -> the newest incarnation that was fenced; it and older ones may do nothing any more.
-        expelled: worker -> the connection that its fence has ended, until the verdict.
-        connected: worker -> the incarnation that has had a connection.
+        expelled: worker -> the connections that its fence has ended, until the verdict.
+        connected: (worker, rank) -> the incarnation that has had a connection.
         events: kind -> how often it came here.
         floor: incarnations up to this one were before the rollback to `floor_step`; 0: there was none.
     """
@@ -60,12 +70,12 @@ class ShardJob:
     members: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
     tables: dict[int, ShardTable] = field(default_factory=dict)
-    tokens: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
-    sessions: dict[int, Retirable] = field(default_factory=dict)
+    tokens: dict[tuple[int, int, int], list[bytes]] = field(default_factory=dict)
+    sessions: dict[tuple[int, int], Retirable] = field(default_factory=dict)
     memory_bytes: int = 0
     fenced: dict[int, int] = field(default_factory=dict)
-    expelled: dict[int, Retirable | None] = field(default_factory=dict)
-    connected: dict[int, int] = field(default_factory=dict)
+    expelled: dict[int, tuple[Retirable, ...]] = field(default_factory=dict)
+    connected: dict[tuple[int, int], int] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
     floor: int = 0
     floor_step: int = 0
@@ -73,6 +83,18 @@ class ShardJob:
 
     def __post_init__(self) -> None:
         self.gate = gate_of(self.consistency)
+
+    def is_member(self, worker: int, incarnation: int) -> bool:
+        """Whether this incarnation is in the gates."""
+        return self.members.get(worker, (None,))[0] == incarnation
+
+    def reserve(self, nbytes: int) -> None:
+        """A table of it takes so much memory."""
+        self.memory_bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """A table that took so much is not there, or not any more."""
+        self.memory_bytes -= nbytes
 
     def copy(self) -> ShardJob:
         """Of this moment, with the same tables and connections: for who reads it without the lock."""
@@ -117,7 +139,7 @@ class ShardJob:
             nonfinite=parse_nonfinite(facts["nonfinite"]),
             known=dict(facts["known"]),
             fenced=dict(facts["fenced"]),
-            expelled=dict.fromkeys(facts["expelled"]),
+            expelled=dict.fromkeys(facts["expelled"], ()),
             floor=facts["floor"],
             floor_step=facts["floor_step"],
         )
@@ -130,20 +152,34 @@ class ShardJob:
 
     def connections(self) -> list[Retirable]:
         """All that are live, or wait for a verdict."""
-        here = [*self.sessions.values(), *self.expelled.values()]  # at once: others come and go
-        return [it for it in here if it is not None]
+        expelled = [*self.expelled.values()]  # at once: others come and go
+        return [*self.sessions.values(), *(it for ended in expelled for it in ended)]
 
     def retire(self) -> None:
         """Nothing more is taken of its workers; waits for what is being taken."""
         for session in self.connections():
             session.retire()
 
-    def count_connection(self, worker: int) -> None:
-        """A worker has a connection: its first one, or another one in place of it."""
+    def sessions_of(self, worker: int) -> dict[int, Retirable]:
+        """Rank -> its live connection, of one worker; in no order."""
+        return {rank: it for (whose, rank), it in self.sessions.items() if whose == worker}
+
+    def take_sessions(self, worker: int) -> tuple[Retirable, ...]:
+        """Removes and returns the live connections of all ranks of a worker."""
+        taken = [key for key in self.sessions if key[0] == worker]
+        return tuple(self.sessions.pop(key) for key in taken)
+
+    def forget_tokens(self, worker: int, incarnation: int | None = None) -> None:
+        """No token of a worker is good any more; of one incarnation, or of all."""
+        for key in [key for key in self.tokens if key[0] == worker and incarnation in (None, key[1])]:
+            del self.tokens[key]
+
+    def count_connection(self, worker: int, rank: int) -> None:
+        """A rank of a worker has a connection: its first one, or another one in place of it."""
         incarnation = self.known.get(worker, 0)
-        if self.connected.get(worker) == incarnation:
+        if self.connected.get((worker, rank)) == incarnation:
             self.say(Event.RETRY, worker=worker, incarnation=incarnation)
-        self.connected[worker] = incarnation
+        self.connected[worker, rank] = incarnation
 
     def say(self, event: Event, **facts: object) -> None:
         """Counts and logs an event."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ps_server.events import Event
-from ps_server.shard.job import ShardJob
+from ps_server.shard.job import Retirable, ShardJob
 from ps_server.shard.jobs import ShardJobs
 from ps_wire.frames.frame import FIRST_READER
 from ps_wire.spec import consistency
@@ -49,8 +49,7 @@ class ShardMembers:
                 ),
             )
             entry.known[worker] = incarnation
-            for key in [key for key in entry.tokens if key[0] == worker]:
-                del entry.tokens[key]
+            entry.forget_tokens(worker)
             if not reader:
                 entry.members[worker] = (incarnation, dict(clocks))
             tables = list(entry.tables.values())
@@ -64,15 +63,15 @@ class ShardMembers:
             entry = self._jobs.by_name.get(job)
             if entry is None:  # it was dropped meanwhile, or its first member was not let in here
                 return {}
-            if entry.members.get(worker, (None,))[0] == incarnation:
+            if entry.is_member(worker, incarnation):
                 del entry.members[worker]
-            session = None
+            sessions: tuple[Retirable, ...] = ()
             if worker >= FIRST_READER:
                 entry.known.pop(worker, None)
-                entry.tokens.pop((worker, incarnation), None)
-                session = entry.sessions.pop(worker, None)
+                entry.forget_tokens(worker, incarnation)
+                sessions = entry.take_sessions(worker)
             tables = list(entry.tables.values())
-        if session is not None:
+        for session in sessions:
             session.retire()
         return {table.spec.number: table.leave(worker, incarnation) for table in tables}
 
@@ -88,13 +87,13 @@ class ShardMembers:
                 return {}
             if entry.known.get(worker) == incarnation:
                 del entry.known[worker]
-            if entry.members.get(worker, (None,))[0] == incarnation:
+            if entry.is_member(worker, incarnation):
                 del entry.members[worker]
-            entry.tokens.pop((worker, incarnation), None)
+            entry.forget_tokens(worker, incarnation)
             entry.fenced[worker] = max(incarnation, entry.fenced.get(worker, 0))
-            session = entry.expelled[worker] = entry.sessions.pop(worker, None)
+            sessions = entry.expelled[worker] = entry.take_sessions(worker)
             tables = list(entry.tables.values())
-        if session is not None:
+        for session in sessions:
             session.retire()
         clocks = {table.spec.number: table.fence(worker, incarnation) for table in tables}
         return {number: clock for number, clock in clocks.items() if clock is not None}
@@ -122,8 +121,8 @@ class ShardMembers:
         with self._jobs.lock:
             if dropped:
                 entry.say(Event.DROP, worker=worker, incarnation=incarnation, pushes=dropped)
-            session = entry.expelled.pop(worker, None)
-        if session is not None:
+            sessions = entry.expelled.pop(worker, ())
+        for session in sessions:
             session.sever()  # it hears why when it connects again
         return newest
 

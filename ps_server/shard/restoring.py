@@ -44,7 +44,7 @@ def restore(
         before = shard.end(job.name)
         for session in before.connections() if before is not None else ():
             session.sever()  # it hears why when it connects again
-        shard.generation = generation
+        shard.become(generation)
         shard.put(
             ShardJob(
                 name=job.name,

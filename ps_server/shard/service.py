@@ -23,7 +23,7 @@ class ShardService(rpc.ShardServicer):
     """The gRPC methods of a shard: each decodes, calls and encodes.
 
     Attributes:
-        ready: whether this shard serves.
+        ready: whether this shard serves; see `serve`.
         carriers: that it offers for data, best first.
     """
 
@@ -31,6 +31,10 @@ class ShardService(rpc.ShardServicer):
         self.ready = False
         self.carriers = tuple(carriers)
         self._shard = shard
+
+    def serve(self, ready: bool) -> None:
+        """From now on this shard serves, or does not."""
+        self.ready = ready
 
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
@@ -48,7 +52,7 @@ class ShardService(rpc.ShardServicer):
         gatekeeper.check_job(request.job)
         if not self.ready:
             raise ServerNotReady(f"shard {self._shard.index} is not registered, or stops")
-        token = self._shard.make_token(request.job, request.worker, request.incarnation)
+        token = self._shard.make_token(request.job, request.worker, request.incarnation, request.rank)
         return pb.OpenReply(carriers=self.carriers, token=token, generation=self._shard.generation)
 
     async def Dump(
@@ -154,7 +158,7 @@ def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
 
 def _worker_figures(job: ShardJob, totals: Totals, worker: int) -> pb.TableWorker:
     ledger = totals.ledger(worker)
-    session = job.sessions.get(worker)
+    ranks = job.sessions_of(worker)
     return pb.TableWorker(
         worker=worker,
         min_clock=totals.lowest.get(worker, 0),
@@ -168,6 +172,15 @@ def _worker_figures(job: ShardJob, totals: Totals, worker: int) -> pb.TableWorke
         refused=ledger.refused,
         gate_wait_s=ledger.gate_wait_s,
         member=worker in job.members,
-        carrier=session.carrier if session is not None else "",
+        carrier=ranks[min(ranks)].carrier if ranks else "",
         missed=ledger.missed,
+        ranks=[
+            pb.RankConnection(
+                rank=rank,
+                carrier=it.carrier,
+                received_bytes=it.received_bytes,
+                sent_bytes=it.sent_bytes,
+            )
+            for rank, it in sorted(ranks.items())
+        ],
     )

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn, TypeAlias
 
@@ -25,8 +25,10 @@ from ps_server.rpc.complaints import Complaints
 from ps_server.shard.job import Retirable, ShardJob
 from ps_server.shard.jobs import ShardJobs
 from ps_server.shard.members import ShardMembers
+from ps_server.shard.memory_budget import MemoryBudget
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
+from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.state.snapshots import ShardSnapshots
 from ps_server.shard.table.table import ShardTable
 from ps_server.shard.table.table_state import TableState
@@ -39,6 +41,9 @@ from ps_wire.errors import (
     StrangerRefused,
 )
 from ps_wire.frames.carrier import Outlet
+from ps_wire.frames.frame import FIRST_READER
+from ps_wire.process.ranks import MAX_SIZE
+from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.spec import consistency
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
@@ -48,11 +53,10 @@ OpenPart: TypeAlias = Callable[
     [str, str, Sequence[TableSpec]], AbstractContextManager[Callable[[Plan, TableSpec], TableState]]
 ]
 MAX_PARTITIONS = 32_768  # of a table here: 256 GiB at 8 MiB; each takes 50 us to open, and
-CELL_BYTES = 8192  # beside what it holds
 TOKEN_BYTES = 16
 NONCE_BYTES = 8  # of them; the others prove for whom it was drawn
 MAX_NAME = 64  # characters of a job's, where a refusal names it
-MAX_TOKENS = 16  # a worker's that it has asked for and not used; older ones are void
+MAX_TOKENS = 16  # a rank's that it has asked for and not used; older ones are void
 
 
 class Shard:
@@ -77,6 +81,7 @@ class Shard:
         memory_limit_bytes: int | None,
         submit: Callable[[Callable[[], None]], None] | None = None,
         device: torch.device = HOST,
+        store: SnapshotStore | None = None,
     ) -> None:
         """Has no table yet.
 
@@ -86,19 +91,22 @@ class Shard:
             memory_limit_bytes: for the tables of all jobs; None for no limit.
             submit: has complete steps closed on other threads; None: on the thread that completes one.
             device: on which optimizers run.
+            store: of snapshots; None: it takes and reads none.
         """
         self._submit = submit
         self._make_optimizer = optimizer_on(device)
         self.index = index
         self.num_shards = num_shards
-        self.memory_limit_bytes = memory_limit_bytes
+        self._budget = MemoryBudget(shard=index, limit_bytes=memory_limit_bytes)
         self._refused: Counter[Refused] = Counter()  # under the lock of jobs
         self.traffic = Traffic()
         self.complaints = Complaints()
         self.generation = 0
         self.reports = ReportOutlet()
-        self.snapshots = ShardSnapshots(index, num_shards, self.table)
+        self.snapshots = ShardSnapshots(index, num_shards, self.table, store)
         self.open_part: OpenPart = _no_snapshots
+        if store is not None:
+            self.open_part = SnapshotReader(store, shard=index, num_shards=num_shards).open
         self._secret = secrets.token_bytes(32)
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
@@ -121,18 +129,18 @@ class Shard:
             before = entry.tables.get(spec.number)  # an earlier try that not all shards could carry out
             if before is not None:
                 assert not before.started, (job, spec.number)
-                entry.memory_bytes -= self._needed_bytes(before.spec, before.plan, entry)
+                entry.release(self._needed_bytes(before.spec, before.plan, entry))
                 del entry.tables[spec.number]
             need = self._needed_bytes(spec, plan, entry)
             held = {other.name: other.memory_bytes for other in self._jobs.by_name.values()}
-            limit = self.memory_limit_bytes
-            fits = limit is None or sum(held.values()) + need <= limit
+            fits = self._budget.fits(need, held)
             if fits:
                 check_partitions(spec, plan, self.index)
-                entry.memory_bytes += need
+                entry.reserve(need)
             members = dict(entry.members)
         if not fits:
-            raise self._too_large(spec, entry, need, held)
+            gate, num_workers = entry.gate, entry.num_workers
+            raise self._budget.too_large(spec, job, gate, num_workers, need=need, held=held)
         try:
             table = ShardTable(
                 job=job,
@@ -150,7 +158,7 @@ class Shard:
                 table.join(worker, incarnation, clocks.get(spec.number, 0))
         except Exception as error:
             with self._jobs.lock:
-                entry.memory_bytes -= need
+                entry.release(need)
             if not _is_out_of_memory(error):
                 raise
             raise MemoryLimitExceeded(
@@ -162,9 +170,12 @@ class Shard:
             entry.tables[spec.number] = table
         logger.info("job %s: table %d opened, %d bytes", job, spec.number, need)
 
+    def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
+        return self._budget.needed_bytes(spec, plan, job.gate, job.num_workers)
+
     def start_table(self, job: str, number: int) -> None:
         """Members may push and pull; the weights are no longer loaded."""
-        self.table(job, number).started = True
+        self.table(job, number).start()
 
     def put(self, job: ShardJob) -> None:
         """A job that was elsewhere before, or at another time."""
@@ -182,7 +193,11 @@ class Shard:
         """From now on the shard is of this generation; if it was of another one, what it holds is void."""
         if generation != self.generation:
             self.void()
-            self.generation = generation
+            self.become(generation)
+
+    def become(self, generation: int) -> None:
+        """It is of this generation from now on, with what it holds."""
+        self.generation = generation
 
     def void(self) -> None:
         """The service goes on without what this shard holds."""
@@ -235,50 +250,53 @@ class Shard:
                 generation=self.generation,
             )
 
-    def make_token(self, job: str, worker: int, incarnation: int) -> bytes:
-        """A token good for one connection of this worker.
+    def make_token(self, job: str, worker: int, incarnation: int, rank: int = 0) -> bytes:
+        """A token good for one connection of this rank of a worker.
 
         Raises:
             JobUnknown: the job is not on this shard.
-            StrangerRefused: the worker has not joined, or another incarnation of it has.
+            StrangerRefused: the worker has not joined, or another incarnation of it has; or no group has such
+                a rank.
             Evicted, RolledBack, ServerNotReady: see `ShardJob.check_known`.
         """
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            token = self._draw(job, worker, incarnation)
-            kept = entry.tokens.setdefault((worker, incarnation), [])
+            check_rank(worker, rank)
+            token = self._draw(job, worker, incarnation, rank)
+            kept = entry.tokens.setdefault((worker, incarnation, rank), [])
             kept.append(token)
             del kept[:-MAX_TOKENS]
             return token
 
-    def use_token(self, job: str, worker: int, incarnation: int, token: bytes) -> None:
+    def use_token(self, job: str, worker: int, incarnation: int, token: bytes, rank: int = 0) -> None:
         """Takes a token back; it is good once.
 
-        Who was never given it for this worker hears the same of every job, whether it is here or not.
+        Who was never given it for this rank of this worker hears the same of every job, whether it is here
+        or not.
 
         Raises:
-            JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this worker's.
+            JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this rank's.
         """
         whose = f"worker {worker} of job {one_line(job, MAX_NAME)}"
-        if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation)):
+        if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation, rank)):
             raise StrangerRefused(f"{whose}: this token was not given to it")
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            kept = entry.tokens.get((worker, incarnation), [])
+            kept = entry.tokens.get((worker, incarnation, rank), [])
             for index, known in enumerate(kept):
                 if hmac.compare_digest(known, token):
                     del kept[index]
                     return
         raise StrangerRefused(f"{whose}: this token is used up, or others have been given out since")
 
-    def _draw(self, job: str, worker: int, incarnation: int) -> bytes:
-        return self._sign(secrets.token_bytes(NONCE_BYTES), job, worker, incarnation)
+    def _draw(self, job: str, worker: int, incarnation: int, rank: int) -> bytes:
+        return self._sign(secrets.token_bytes(NONCE_BYTES), job, worker, incarnation, rank)
 
-    def _sign(self, nonce: bytes, job: str, worker: int, incarnation: int) -> bytes:
-        """The token with this beginning, of this worker: nobody else can tell it."""
-        whose = f"{incarnation} {worker} {job}".encode(errors="replace")
+    def _sign(self, nonce: bytes, job: str, worker: int, incarnation: int, rank: int) -> bytes:
+        """The token with this beginning, of this rank of a worker: nobody else can tell it."""
+        whose = f"{incarnation} {worker} {rank} {job}".encode(errors="replace")
         size = TOKEN_BYTES - NONCE_BYTES
         return nonce + hashlib.blake2b(nonce + whose, key=self._secret, digest_size=size).digest()
 
@@ -286,7 +304,7 @@ class Shard:
         """Whether this worker's pulls go through the gate."""
         with self._jobs.lock:
             entry = self._jobs.by_name.get(job)
-            return entry is not None and entry.members.get(worker, (None,))[0] == incarnation
+            return entry is not None and entry.is_member(worker, incarnation)
 
     def table_of(self, job: str, number: int, worker: int, incarnation: int, *, writes: bool) -> ShardTable:
         """A table of a job, for one of its workers.
@@ -299,7 +317,7 @@ class Shard:
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            if writes and entry.members.get(worker, (None,))[0] != incarnation:
+            if writes and not entry.is_member(worker, incarnation):
                 raise StrangerRefused(
                     f"worker {worker} of job {job} may only read: it has finished, or is no member",
                     worker=worker,
@@ -319,11 +337,12 @@ class Shard:
         return table
 
     def replace_session(
-        self, job: str, worker: int, incarnation: int, session: Retirable
+        self, job: str, worker: int, incarnation: int, session: Retirable, rank: int = 0
     ) -> Retirable | None:
-        """Makes `session` the live one of this worker; returns the one before, which is to be retired.
+        """Makes `session` the live one of this rank; returns the one before, which is to be retired.
 
-        Who was fenced since its token was taken gets none: no fence would find it, and end it.
+        Those of other ranks of the same worker stay. Who was fenced since its token was taken gets none: no
+        fence would find it, and end it.
 
         Raises:
             PsError: as for `make_token`.
@@ -331,16 +350,16 @@ class Shard:
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            entry.count_connection(worker)
-            before, entry.sessions[worker] = entry.sessions.get(worker), session
+            entry.count_connection(worker, rank)
+            before, entry.sessions[worker, rank] = entry.sessions.get((worker, rank)), session
             return before
 
-    def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet) -> None:
+    def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet, rank: int = 0) -> None:
         """A connection of this job is gone."""
         with self._jobs.lock:
             entry = self._jobs.by_name.get(job)
-            if entry is not None and entry.sessions.get(worker) is session:
-                del entry.sessions[worker]
+            if entry is not None and entry.sessions.get((worker, rank)) is session:
+                del entry.sessions[worker, rank]
             tables = list(entry.tables.values()) if entry is not None else []
         for table in tables:
             table.forget(outlet)
@@ -349,6 +368,11 @@ class Shard:
         """A frame was malformed, unknown, or from a stranger; or there was not even one."""
         with self._jobs.lock:
             self._refused[what] += 1
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """For the tables of all jobs; None: there is no limit."""
+        return self._budget.limit_bytes
 
     @property
     def refused_frames(self) -> int:
@@ -372,47 +396,15 @@ class Shard:
             tables = list(entry.tables.values()) if entry is not None else []
         return max((table.newest_clock() for table in tables), default=0)
 
-    # -- inside ----------------------------------------------------------------------------------------
 
-    def _too_large(
-        self, spec: TableSpec, job: ShardJob, need: int, held: Mapping[str, int]
-    ) -> MemoryLimitExceeded:
-        """The error that the job is told; which others hold how much is for the server's log alone."""
-        limit = self.memory_limit_bytes
-        logger.warning(
-            "job %s: table %d needs %d bytes, more than are free of --memory-limit %d (jobs hold: %s)",
-            job.name,
-            spec.number,
-            need,
-            limit,
-            ", ".join(f"{name} {size}" for name, size in held.items() if size),
-        )
-        return MemoryLimitExceeded(
-            f"table {spec.number} of job {job.name} needs {need} bytes on shard {self.index} "
-            f"({_counted(job)}), more than are free of --memory-limit {limit}; the job holds "
-            f"{held[job.name]}, the server's log says what others do. Without the option it is 80 % of the "
-            "memory that there is; `none` switches it off",
-            needed=need,
-            held=held[job.name],
-            limit=limit,
-        )
+def check_rank(worker: int, rank: int) -> None:
+    """Refuses a rank that no group has, and a reader that is a group.
 
-    def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
-        kept = min(job.gate.backup, job.num_workers)  # weights that late workers work on
-        staged = job.num_workers if job.gate.aggregates else 0  # gradients that wait for their step
-        total = CELL_BYTES * plan.count_of_shard(self.index)
-        for bucket in plan.buckets:
-            start, end = bucket.slice_bounds(self.index)
-            slots = piece_optimizer.state_slots(spec.optimizer, bucket.group)
-            total += (end - start) * bucket.item_bytes * (1 + slots + staged + kept)
-        return total
-
-
-def _counted(job: ShardJob) -> str:
-    """The parts that `_needed_bytes` counts, for people."""
-    if job.gate.aggregates:
-        return f"weights, optimizer state and one slice for each of {job.num_workers} workers"
-    return "weights and optimizer state"
+    Raises:
+        StrangerRefused: naming it.
+    """
+    if rank >= (1 if worker >= FIRST_READER else MAX_SIZE):
+        raise StrangerRefused(f"there is no rank {rank} of worker {worker}: a group has at most {MAX_SIZE}")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

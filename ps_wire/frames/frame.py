@@ -13,7 +13,7 @@ from enum import IntEnum
 from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
 
 MAGIC = 0x31765350  # b"PSv1" in little endian
-PROTOCOL = 2
+PROTOCOL = 3
 HEADER_BYTES = 64
 MAX_PAYLOAD_BYTES = 8 << 20
 MAX_META_BYTES = (4 << 20) - HEADER_BYTES

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ps_wire/v1/shard.proto\x12\nps_wire.v1\"\x11\n\x0f\x44\x65scribeRequest\"S\n\rDescribeReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\"?\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"(\n\x07\x43\x61rrier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"U\n\tOpenReply\x12%\n\x08\x63\x61rriers\x18\x01 \x03(\x0b\x32\x13.ps_wire.v1.Carrier\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\"K\n\x08TableKey\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\r\"0\n\x0b\x44umpRequest\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\"~\n\x0ePartitionState\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\x12\x11\n\tpartition\x18\x02 \x01(\r\x12(\n\x07tensors\x18\x03 \x03(\x0b\x32\x17.ps_wire.v1.StateTensor\x12\x0c\n\x04last\x18\x04 \x01(\x08\"W\n\x0bStateTensor\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06scalar\x18\x04 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x10\n\x0eLoadStateReply\"\x0f\n\rTablesRequest\"\xe1\x01\n\x0bTablesReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12memory_limit_bytes\x18\x03 \x01(\x04\x12\x16\n\x0erefused_frames\x18\x04 \x01(\x04\x12\'\n\x06tables\x18\x05 \x03(\x0b\x32\x17.ps_wire.v1.TableStatus\x12%\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x15.ps_wire.v1.JobEvents\x12\x13\n\x0b\x63onnections\x18\x07 \x01(\r\x12\x14\n\x0cqueued_bytes\x18\x08 \x01(\x04\"z\n\tJobEvents\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x31\n\x06\x63ounts\x18\x02 \x03(\x0b\x32!.ps_wire.v1.JobEvents.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xef\x02\n\x0bTableStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\x04\x12\x13\n\x0bmin_version\x18\x04 \x01(\x04\x12\x13\n\x0bmax_version\x18\x05 \x01(\x04\x12\x10\n\x08\x62ytes_in\x18\x06 \x01(\x04\x12\x11\n\tbytes_out\x18\x07 \x01(\x04\x12\x18\n\x10hyper_mismatches\x18\x08 \x01(\x04\x12-\n\x03tau\x18\t \x03(\x0b\x32 .ps_wire.v1.TableStatus.TauEntry\x12(\n\x07workers\x18\n \x03(\x0b\x32\x17.ps_wire.v1.TableWorker\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x17\n\x0foptimizer_bytes\x18\x0c \x01(\x04\x12\x13\n\x0bmixed_steps\x18\r \x01(\x04\x1a*\n\x08TauEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x86\x02\n\x0bTableWorker\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x11\n\tmin_clock\x18\x02 \x01(\x04\x12\x11\n\tmax_clock\x18\x03 \x01(\x04\x12\x0f\n\x07max_gap\x18\x04 \x01(\x04\x12\x10\n\x08received\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\x04\x12\x11\n\tabstained\x18\x08 \x01(\x04\x12\x12\n\nduplicates\x18\t \x01(\x04\x12\x0f\n\x07refused\x18\n \x01(\x04\x12\x13\n\x0bgate_wait_s\x18\x0b \x01(\x01\x12\x0e\n\x06member\x18\x0c \x01(\x08\x12\x0f\n\x07\x63\x61rrier\x18\r \x01(\t\x12\x0e\n\x06missed\x18\x0e \x01(\x04\"K\n\x0cSnapshotFile\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\"E\n\rSnapshotChunk\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.ps_wire.v1.SnapshotFile\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1e\n\rSnapshotFiles\x12\r\n\x05names\x18\x01 \x03(\t2\xd3\x03\n\x05Shard\x12\x42\n\x08\x44\x65scribe\x12\x1b.ps_wire.v1.DescribeRequest\x1a\x19.ps_wire.v1.DescribeReply\x12\x36\n\x04Open\x12\x17.ps_wire.v1.OpenRequest\x1a\x15.ps_wire.v1.OpenReply\x12<\n\x06Tables\x12\x19.ps_wire.v1.TablesRequest\x1a\x17.ps_wire.v1.TablesReply\x12=\n\x04\x44ump\x12\x17.ps_wire.v1.DumpRequest\x1a\x1a.ps_wire.v1.PartitionState0\x01\x12\x45\n\tLoadState\x12\x1a.ps_wire.v1.PartitionState\x1a\x1a.ps_wire.v1.LoadStateReply(\x01\x12\x45\n\x0bPutSnapshot\x12\x19.ps_wire.v1.SnapshotChunk\x1a\x19.ps_wire.v1.SnapshotFiles(\x01\x12\x43\n\x0cLookSnapshot\x12\x18.ps_wire.v1.SnapshotFile\x1a\x19.ps_wire.v1.SnapshotFilesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16ps_wire/v1/shard.proto\x12\nps_wire.v1\"\x11\n\x0f\x44\x65scribeRequest\"S\n\rDescribeReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x12\n\nnum_shards\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\"M\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04rank\x18\x04 \x01(\r\"(\n\x07\x43\x61rrier\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"U\n\tOpenReply\x12%\n\x08\x63\x61rriers\x18\x01 \x03(\x0b\x32\x13.ps_wire.v1.Carrier\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\ngeneration\x18\x03 \x01(\r\"K\n\x08TableKey\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05table\x18\x04 \x01(\r\"0\n\x0b\x44umpRequest\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\"~\n\x0ePartitionState\x12!\n\x03key\x18\x01 \x01(\x0b\x32\x14.ps_wire.v1.TableKey\x12\x11\n\tpartition\x18\x02 \x01(\r\x12(\n\x07tensors\x18\x03 \x03(\x0b\x32\x17.ps_wire.v1.StateTensor\x12\x0c\n\x04last\x18\x04 \x01(\x08\"W\n\x0bStateTensor\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06scalar\x18\x04 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"\x10\n\x0eLoadStateReply\"\x0f\n\rTablesRequest\"\xe1\x01\n\x0bTablesReply\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12memory_limit_bytes\x18\x03 \x01(\x04\x12\x16\n\x0erefused_frames\x18\x04 \x01(\x04\x12\'\n\x06tables\x18\x05 \x03(\x0b\x32\x17.ps_wire.v1.TableStatus\x12%\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x15.ps_wire.v1.JobEvents\x12\x13\n\x0b\x63onnections\x18\x07 \x01(\r\x12\x14\n\x0cqueued_bytes\x18\x08 \x01(\x04\"z\n\tJobEvents\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x31\n\x06\x63ounts\x18\x02 \x03(\x0b\x32!.ps_wire.v1.JobEvents.CountsEntry\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xef\x02\n\x0bTableStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05table\x18\x02 \x01(\r\x12\x12\n\npartitions\x18\x03 \x01(\x04\x12\x13\n\x0bmin_version\x18\x04 \x01(\x04\x12\x13\n\x0bmax_version\x18\x05 \x01(\x04\x12\x10\n\x08\x62ytes_in\x18\x06 \x01(\x04\x12\x11\n\tbytes_out\x18\x07 \x01(\x04\x12\x18\n\x10hyper_mismatches\x18\x08 \x01(\x04\x12-\n\x03tau\x18\t \x03(\x0b\x32 .ps_wire.v1.TableStatus.TauEntry\x12(\n\x07workers\x18\n \x03(\x0b\x32\x17.ps_wire.v1.TableWorker\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x17\n\x0foptimizer_bytes\x18\x0c \x01(\x04\x12\x13\n\x0bmixed_steps\x18\r \x01(\x04\x1a*\n\x08TauEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xb1\x02\n\x0bTableWorker\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x11\n\tmin_clock\x18\x02 \x01(\x04\x12\x11\n\tmax_clock\x18\x03 \x01(\x04\x12\x0f\n\x07max_gap\x18\x04 \x01(\x04\x12\x10\n\x08received\x18\x05 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x06 \x01(\x04\x12\x0f\n\x07\x64ropped\x18\x07 \x01(\x04\x12\x11\n\tabstained\x18\x08 \x01(\x04\x12\x12\n\nduplicates\x18\t \x01(\x04\x12\x0f\n\x07refused\x18\n \x01(\x04\x12\x13\n\x0bgate_wait_s\x18\x0b \x01(\x01\x12\x0e\n\x06member\x18\x0c \x01(\x08\x12\x0f\n\x07\x63\x61rrier\x18\r \x01(\t\x12\x0e\n\x06missed\x18\x0e \x01(\x04\x12)\n\x05ranks\x18\x0f \x03(\x0b\x32\x1a.ps_wire.v1.RankConnection\"[\n\x0eRankConnection\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x63\x61rrier\x18\x02 \x01(\t\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\x12\x12\n\nsent_bytes\x18\x04 \x01(\x04\"K\n\x0cSnapshotFile\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08snapshot\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\"E\n\rSnapshotChunk\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.ps_wire.v1.SnapshotFile\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x1e\n\rSnapshotFiles\x12\r\n\x05names\x18\x01 \x03(\t2\xd3\x03\n\x05Shard\x12\x42\n\x08\x44\x65scribe\x12\x1b.ps_wire.v1.DescribeRequest\x1a\x19.ps_wire.v1.DescribeReply\x12\x36\n\x04Open\x12\x17.ps_wire.v1.OpenRequest\x1a\x15.ps_wire.v1.OpenReply\x12<\n\x06Tables\x12\x19.ps_wire.v1.TablesRequest\x1a\x17.ps_wire.v1.TablesReply\x12=\n\x04\x44ump\x12\x17.ps_wire.v1.DumpRequest\x1a\x1a.ps_wire.v1.PartitionState0\x01\x12\x45\n\tLoadState\x12\x1a.ps_wire.v1.PartitionState\x1a\x1a.ps_wire.v1.LoadStateReply(\x01\x12\x45\n\x0bPutSnapshot\x12\x19.ps_wire.v1.SnapshotChunk\x1a\x19.ps_wire.v1.SnapshotFiles(\x01\x12\x43\n\x0cLookSnapshot\x12\x18.ps_wire.v1.SnapshotFile\x1a\x19.ps_wire.v1.SnapshotFilesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,41 +40,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREPLY']._serialized_start=57
   _globals['_DESCRIBEREPLY']._serialized_end=140
   _globals['_OPENREQUEST']._serialized_start=142
-  _globals['_OPENREQUEST']._serialized_end=205
-  _globals['_CARRIER']._serialized_start=207
-  _globals['_CARRIER']._serialized_end=247
-  _globals['_OPENREPLY']._serialized_start=249
-  _globals['_OPENREPLY']._serialized_end=334
-  _globals['_TABLEKEY']._serialized_start=336
-  _globals['_TABLEKEY']._serialized_end=411
-  _globals['_DUMPREQUEST']._serialized_start=413
-  _globals['_DUMPREQUEST']._serialized_end=461
-  _globals['_PARTITIONSTATE']._serialized_start=463
-  _globals['_PARTITIONSTATE']._serialized_end=589
-  _globals['_STATETENSOR']._serialized_start=591
-  _globals['_STATETENSOR']._serialized_end=678
-  _globals['_LOADSTATEREPLY']._serialized_start=680
-  _globals['_LOADSTATEREPLY']._serialized_end=696
-  _globals['_TABLESREQUEST']._serialized_start=698
-  _globals['_TABLESREQUEST']._serialized_end=713
-  _globals['_TABLESREPLY']._serialized_start=716
-  _globals['_TABLESREPLY']._serialized_end=941
-  _globals['_JOBEVENTS']._serialized_start=943
-  _globals['_JOBEVENTS']._serialized_end=1065
-  _globals['_JOBEVENTS_COUNTSENTRY']._serialized_start=1020
-  _globals['_JOBEVENTS_COUNTSENTRY']._serialized_end=1065
-  _globals['_TABLESTATUS']._serialized_start=1068
-  _globals['_TABLESTATUS']._serialized_end=1435
-  _globals['_TABLESTATUS_TAUENTRY']._serialized_start=1393
-  _globals['_TABLESTATUS_TAUENTRY']._serialized_end=1435
-  _globals['_TABLEWORKER']._serialized_start=1438
-  _globals['_TABLEWORKER']._serialized_end=1700
-  _globals['_SNAPSHOTFILE']._serialized_start=1702
-  _globals['_SNAPSHOTFILE']._serialized_end=1777
-  _globals['_SNAPSHOTCHUNK']._serialized_start=1779
-  _globals['_SNAPSHOTCHUNK']._serialized_end=1848
-  _globals['_SNAPSHOTFILES']._serialized_start=1850
-  _globals['_SNAPSHOTFILES']._serialized_end=1880
-  _globals['_SHARD']._serialized_start=1883
-  _globals['_SHARD']._serialized_end=2350
+  _globals['_OPENREQUEST']._serialized_end=219
+  _globals['_CARRIER']._serialized_start=221
+  _globals['_CARRIER']._serialized_end=261
+  _globals['_OPENREPLY']._serialized_start=263
+  _globals['_OPENREPLY']._serialized_end=348
+  _globals['_TABLEKEY']._serialized_start=350
+  _globals['_TABLEKEY']._serialized_end=425
+  _globals['_DUMPREQUEST']._serialized_start=427
+  _globals['_DUMPREQUEST']._serialized_end=475
+  _globals['_PARTITIONSTATE']._serialized_start=477
+  _globals['_PARTITIONSTATE']._serialized_end=603
+  _globals['_STATETENSOR']._serialized_start=605
+  _globals['_STATETENSOR']._serialized_end=692
+  _globals['_LOADSTATEREPLY']._serialized_start=694
+  _globals['_LOADSTATEREPLY']._serialized_end=710
+  _globals['_TABLESREQUEST']._serialized_start=712
+  _globals['_TABLESREQUEST']._serialized_end=727
+  _globals['_TABLESREPLY']._serialized_start=730
+  _globals['_TABLESREPLY']._serialized_end=955
+  _globals['_JOBEVENTS']._serialized_start=957
+  _globals['_JOBEVENTS']._serialized_end=1079
+  _globals['_JOBEVENTS_COUNTSENTRY']._serialized_start=1034
+  _globals['_JOBEVENTS_COUNTSENTRY']._serialized_end=1079
+  _globals['_TABLESTATUS']._serialized_start=1082
+  _globals['_TABLESTATUS']._serialized_end=1449
+  _globals['_TABLESTATUS_TAUENTRY']._serialized_start=1407
+  _globals['_TABLESTATUS_TAUENTRY']._serialized_end=1449
+  _globals['_TABLEWORKER']._serialized_start=1452
+  _globals['_TABLEWORKER']._serialized_end=1757
+  _globals['_RANKCONNECTION']._serialized_start=1759
+  _globals['_RANKCONNECTION']._serialized_end=1850
+  _globals['_SNAPSHOTFILE']._serialized_start=1852
+  _globals['_SNAPSHOTFILE']._serialized_end=1927
+  _globals['_SNAPSHOTCHUNK']._serialized_start=1929
+  _globals['_SNAPSHOTCHUNK']._serialized_end=1998
+  _globals['_SNAPSHOTFILES']._serialized_start=2000
+  _globals['_SNAPSHOTFILES']._serialized_end=2030
+  _globals['_SHARD']._serialized_start=2033
+  _globals['_SHARD']._serialized_end=2500
 # @@protoc_insertion_point(module_scope)

@@ -23,14 +23,16 @@ class DescribeReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., ready: bool = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation")
+    __slots__ = ("job", "worker", "incarnation", "rank")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    rank: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Carrier(_message.Message):
     __slots__ = ("name", "address")
@@ -175,7 +177,7 @@ class TableStatus(_message.Message):
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., partitions: _Optional[int] = ..., min_version: _Optional[int] = ..., max_version: _Optional[int] = ..., bytes_in: _Optional[int] = ..., bytes_out: _Optional[int] = ..., hyper_mismatches: _Optional[int] = ..., tau: _Optional[_Mapping[int, int]] = ..., workers: _Optional[_Iterable[_Union[TableWorker, _Mapping]]] = ..., weight_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., mixed_steps: _Optional[int] = ...) -> None: ...
 
 class TableWorker(_message.Message):
-    __slots__ = ("worker", "min_clock", "max_clock", "max_gap", "received", "applied", "dropped", "abstained", "duplicates", "refused", "gate_wait_s", "member", "carrier", "missed")
+    __slots__ = ("worker", "min_clock", "max_clock", "max_gap", "received", "applied", "dropped", "abstained", "duplicates", "refused", "gate_wait_s", "member", "carrier", "missed", "ranks")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MIN_CLOCK_FIELD_NUMBER: _ClassVar[int]
     MAX_CLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +192,7 @@ class TableWorker(_message.Message):
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     CARRIER_FIELD_NUMBER: _ClassVar[int]
     MISSED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     worker: int
     min_clock: int
     max_clock: int
@@ -204,7 +207,20 @@ class TableWorker(_message.Message):
     member: bool
     carrier: str
     missed: int
-    def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ..., carrier: _Optional[str] = ..., missed: _Optional[int] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankConnection]
+    def __init__(self, worker: _Optional[int] = ..., min_clock: _Optional[int] = ..., max_clock: _Optional[int] = ..., max_gap: _Optional[int] = ..., received: _Optional[int] = ..., applied: _Optional[int] = ..., dropped: _Optional[int] = ..., abstained: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., gate_wait_s: _Optional[float] = ..., member: bool = ..., carrier: _Optional[str] = ..., missed: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankConnection, _Mapping]]] = ...) -> None: ...
+
+class RankConnection(_message.Message):
+    __slots__ = ("rank", "carrier", "received_bytes", "sent_bytes")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    CARRIER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    carrier: str
+    received_bytes: int
+    sent_bytes: int
+    def __init__(self, rank: _Optional[int] = ..., carrier: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class SnapshotFile(_message.Message):
     __slots__ = ("job", "snapshot", "name", "sha256")

@@ -40,7 +40,7 @@ from ps_worker.memory.table_memory import Sharing, TableMemory
 from ps_worker.process.waiting import waits
 from ps_worker.transport.connection import Connection
 
-MakeRanks = Callable[[Sequence[Tensor], Sequence[Sequence[int]]], RankTraffic]
+MakeRanks = Callable[[Sequence[Tensor], Sequence[Partition], Sequence[int]], RankTraffic]
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
 
 
@@ -73,6 +73,7 @@ class Exchange:
         plan: Plan,
         worker: int,
         incarnation: int,
+        rank: int = 0,
         start: Hyperparameters,
         strict: bool = False,
         sharing: Sharing = Sharing.PRIVATE,
@@ -90,6 +91,7 @@ class Exchange:
             plan: how it is cut.
             worker: whose traffic it is.
             incarnation: of that worker, until `reenter`.
+            rank: of this process in its group.
             start: the hyper-parameters that the table begins with.
             strict: a step that takes other hyper-parameters than this worker's is an error here.
             sharing: which of its memory shards may map.
@@ -98,8 +100,8 @@ class Exchange:
             bounded: a push may be only so far ahead of those of others (`ssp`).
             decided: a step closes when it has been decided over all shards (clipping, backup workers).
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
-            ranks: makes the traffic between the ranks of a group, of the flat gradients by bucket and the
-                number of pieces in each partition of each; None: this process is the whole worker.
+            ranks: makes the traffic between the ranks of a group, of the flat gradients by bucket, the
+                partitions, and the number of pieces in each; None: this process is the whole worker.
         """
         self.number = table
         self.plan = plan
@@ -109,12 +111,12 @@ class Exchange:
         shard_of = [partition.shard for partition in self.partitions]
         self.sharing = SharingHandshake(table, self.memory, shard_of, self._tell_shared)
         self.bytes_pushed = 0
-        self.in_flight = InFlight(shard_of, show=self.memory.show, skips=backup)
         self._traffic = traffic
         self._bounded = bounded
         self._decided = decided
         self._worker = worker
         self._incarnation = incarnation
+        self._rank = rank
         self._connections: Sequence[Connection] = ()
         self._sizes = [self.gradients.partition(partition).nbytes for partition in self.partitions]
         self._rounded = Rounded(self.gradients, self.partitions, wire_dtype)
@@ -122,7 +124,15 @@ class Exchange:
         self._hyper_number, self._hyper = 0, start
         self._hyper_frames: tuple[wire.Frame, ...] = ()  # the last few
         self._hooks: Hooks | None = None
-        self._ranks = None if ranks is None else ranks(self.gradients.tensors, _pieces(plan, self.partitions))
+        self._ranks: RankTraffic | None = None
+        self._own = self.partitions  # those that this process pushes and pulls
+        if ranks is not None:
+            pieces = [len(plan.placements(partition)) for partition in self.partitions]
+            self._ranks = ranks(self.gradients.tensors, self.partitions, pieces)
+            self._own = [self.partitions[index] for index in self._ranks.owned]
+        self.in_flight = InFlight(
+            shard_of, show=self.memory.show, skips=backup, pulled=[it.index for it in self._own]
+        )
         self._unspread: int | None = None  # the clock of weights that are not on all ranks yet
 
     @property
@@ -206,14 +216,12 @@ class Exchange:
                 hyper=_fingerprint(self._hyper),
                 present=present,
             )
-            if reduced is not None:
-                self._push_reduced(reduced, step)
+            self._push_reduced(reduced, step)
             return
         self._push(partitions, step=step, weight=weight, present=present)
 
     def _push_reduced(self, reduced: Reduced, step: int) -> None:
-        bucket = self.plan.buckets[reduced.bucket]
-        partitions = self.partitions[bucket.first_partition : bucket.first_partition + bucket.num_partitions]
+        partitions = [self.partitions[index] for index in reduced.partitions]
         self._push(partitions, step=step, weight=reduced.weight, present=reduced.present)
 
     def _push(
@@ -250,10 +258,8 @@ class Exchange:
         if self._ranks is not None:
             for reduced in self._ranks.abstain(step):
                 self._push_reduced(reduced, step)
-            if not self._ranks.owns:
-                return
         self._send_again()
-        for partition in self.partitions:
+        for partition in self._own:
             if self.in_flight.pushed_step(partition.index) != step:
                 listed = meta.listed([partition.index])
                 frame = self._frame(wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=listed)
@@ -261,7 +267,7 @@ class Exchange:
 
     @trace.traced("ask for weights")
     def pull(self, *, step: int, read: bool = False, cut: bool = False) -> None:
-        """Asks for all weights at this clock, first layers first.
+        """Asks for all weights at this clock, first layers first; in a group for those that are its own.
 
         Args:
             step: the worker's clock, after its pushes.
@@ -270,8 +276,6 @@ class Exchange:
         """
         if self._ranks is not None:
             self._unspread = step
-            if not self._ranks.owns:
-                return
         if self._traffic is not None:
             self._traffic.asked()
         self._send_asked(self.in_flight.ask(step, wire.READ * read | wire.CUT * cut))
@@ -296,7 +300,7 @@ class Exchange:
             PsError: the exchange has failed.
         """
         steps = {self.in_flight.pushed_step(partition.index) for partition in self.partitions} - {None, -1}
-        if self._decided and steps and (self._ranks is None or self._ranks.owns):
+        if self._decided and steps:
             self._pass(1 + max(step for step in steps if step is not None))
 
     def _pass(self, step: int) -> None:
@@ -346,7 +350,8 @@ class Exchange:
         return self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
-        fields |= {"table": self.number, "worker": self._worker, "incarnation": self._incarnation}
+        fields |= {"table": self.number, "worker": self._worker, "rank": self._rank}
+        fields |= {"incarnation": self._incarnation}
         return wire.Frame(kind=kind, **fields)
 
     # -- from connections ------------------------------------------------------------------------------
@@ -441,16 +446,17 @@ class Exchange:
         self.in_flight.wait_pulled(told, wanted)
 
     def _spread(self, ranks: RankTraffic, step: int, told: Callable[[Missing], None] | None) -> None:
-        """The weights of all ranks' next step: they come to their owner, and from it to all."""
+        """The weights of all ranks' next step: they come to their owners, and from these to all."""
 
         def arrive() -> Sequence[int]:
             self.in_flight.wait_pulled(told)
             return self.in_flight.versions
 
         versions = ranks.spread(step, arrive, lambda: self.memory.weights.tensors)
-        if not ranks.owns:
-            self.in_flight.put(versions)
-            for partition in self.partitions:
+        self.in_flight.put(versions)
+        owned = set(ranks.owned)
+        for partition in self.partitions:
+            if partition.index not in owned:
                 self.memory.on_arrival(partition)
         self._unspread = None
 
@@ -468,14 +474,3 @@ class Exchange:
 
 def _fingerprint(hyper: Hyperparameters) -> int:
     return zlib.crc32(hyperparameters_to_proto(hyper).SerializeToString(deterministic=True))
-
-
-def _pieces(plan: Plan, partitions: Sequence[Partition]) -> list[list[int]]:
-    """By bucket, how many pieces of parameters each of its partitions has."""
-    return [
-        [
-            len(plan.placements(partitions[bucket.first_partition + index]))
-            for index in range(bucket.num_partitions)
-        ]
-        for bucket in plan.buckets
-    ]

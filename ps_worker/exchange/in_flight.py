@@ -85,7 +85,14 @@ class InFlight:
         bytes_pulled: of weights that have come.
     """
 
-    def __init__(self, shard_of: Sequence[int], *, show: Callable[[int], None], skips: bool) -> None:
+    def __init__(
+        self,
+        shard_of: Sequence[int],
+        *,
+        show: Callable[[int], None],
+        skips: bool,
+        pulled: Sequence[int] | None = None,
+    ) -> None:
         """Has nothing under way.
 
         Args:
@@ -93,6 +100,7 @@ class InFlight:
             show: called with the version when all weights that were asked for are here, under the lock and
                 before anybody is told of it. It waits for nothing.
             skips: weights may be of a later step than they were asked for (backup workers).
+            pulled: the partitions that are asked for, ascending; None: all.
         """
         self.skips = skips
         self.versions = [0] * len(shard_of)
@@ -101,6 +109,7 @@ class InFlight:
         self.missed = 0
         self.bytes_pulled = 0
         self._shard_of = tuple(shard_of)
+        self._pulled = range(len(shard_of)) if pulled is None else tuple(pulled)
         self._num_shards = max(shard_of, default=-1) + 1
         self._show = show
         lock = threading.RLock()
@@ -164,7 +173,7 @@ class InFlight:
     # -- pulls -----------------------------------------------------------------------------------------
 
     def ask(self, step: int, flags: int = 0, *, nothing: bool = False) -> list[Asked | None]:
-        """All weights are asked for at this clock, first layers first; returns what of each shard.
+        """All weights that are pulled are asked for at this clock; returns what of each shard.
 
         Waits until who reads the weights of the version before has copied them.
 
@@ -180,7 +189,7 @@ class InFlight:
             if not nothing:
                 self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody
             self._raise_failed()
-            self._pulls.ask(len(self._shard_of), step, flags, nothing=nothing)
+            self._pulls.ask(self._pulled, step, flags, nothing=nothing)
             return [self._asked(shard) for shard in range(self._num_shards)]
 
     def _asked(self, shard: int) -> Asked | None:
@@ -227,7 +236,7 @@ class InFlight:
             callback(None)
 
     def put(self, versions: Sequence[int]) -> None:
-        """The weights are here, of these versions by partition: another rank of the group had them."""
+        """The weights are here, of these versions by partition: other ranks of the group had theirs."""
         with self._changed:
             self._raise_failed()
             self.versions[:] = versions

@@ -31,9 +31,9 @@ class Pulls:
         """Whether something is missing."""
         return bool(self._missing)
 
-    def ask(self, num_partitions: int, step: int, flags: int = 0, *, nothing: bool = False) -> None:
-        """All are asked for, first layers first."""
-        self._missing = OrderedDict.fromkeys(range(num_partitions - 1, -1, -1))
+    def ask(self, partitions: Sequence[int], step: int, flags: int = 0, *, nothing: bool = False) -> None:
+        """These, in the order of the plan, are asked for: first layers first."""
+        self._missing = OrderedDict.fromkeys(reversed(partitions))
         self.step, self.flags, self.nothing = step, flags, nothing
 
     def forget(self) -> None:

@@ -11,11 +11,11 @@ Present = Sequence[Sequence[bool]]
 
 
 class Reduced(Protocol):
-    """The mean of one bucket over ranks, which lies in this rank's flat gradients."""
+    """The mean over ranks of those partitions of one bucket that this rank owns, in its flat gradients."""
 
     @property
-    def bucket(self) -> int:
-        """Its number."""
+    def partitions(self) -> Sequence[int]:
+        """Their numbers."""
 
     @property
     def weight(self) -> float:
@@ -30,11 +30,11 @@ class RankTraffic(Protocol):
     """Traffic of one table between ranks; used by the thread that pushes. It waits for other ranks."""
 
     @property
-    def owns(self) -> bool:
-        """Whether this rank pushes and pulls."""
+    def owned(self) -> Sequence[int]:
+        """The partitions that this rank pushes and pulls, ascending."""
 
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced | None:
-        """Called when a bucket's flat gradients are there; gives the mean to push, on its owner.
+    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced:
+        """Called when a bucket's flat gradients are there; gives the mean to push.
 
         Args:
             bucket: its number.
@@ -45,7 +45,7 @@ class RankTraffic(Protocol):
         """
 
     def abstain(self, step: int) -> Sequence[Reduced]:
-        """Called when this rank has nothing in a step; gives what the others have, on their owner."""
+        """Called when this rank has nothing in a step; gives what the others have."""
 
     def spread(
         self,
@@ -53,4 +53,7 @@ class RankTraffic(Protocol):
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
     ) -> Sequence[int]:
-        """Called when weights are waited for; `arrive` is called on their owner. Gives their versions."""
+        """Called when weights are waited for; `arrive` waits for those that this rank owns.
+
+        Gives the versions of all partitions.
+        """

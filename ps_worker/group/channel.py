@@ -1,8 +1,8 @@
-"""Messages and tensors between the ranks of a group: from each to the leader, and from the leader to all.
+"""Messages and tensors between the ranks of a group: through the leader, or from each to each.
 
 Calls that wait for another rank run one after the other on the thread `ps-group`; the script's thread waits
 for that thread, or for the `Abort`, whichever comes first: nothing ends a call of gloo that waits for a
-dead peer. Before each exchange the ranks above 0 say what they are about to do, and the leader compares.
+dead peer. Before each exchange ranks say what they are about to do, and who hears it compares.
 
 A message is JSON with, perhaps, bytes behind it; nothing is pickled. The script's thread alone calls it. It
 must not know what is said.
@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import logging
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -64,6 +65,14 @@ class Said:
     blob: bytes = b""
 
 
+class _Gone(RuntimeError):
+    """A call to a rank has failed: the rank has gone."""
+
+    def __init__(self, rank: int, error: RuntimeError) -> None:
+        super().__init__(f"rank {rank}: {error}")
+        self.rank = rank
+
+
 class _Outcome:
     def __init__(self) -> None:
         self.done = False
@@ -100,7 +109,7 @@ class Channel:
         self._abort = abort
         self._hosts = hosts
         self._on_broken = on_broken
-        self._calls: queue.SimpleQueue[tuple[int, Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
         self._others = range(1, ranks.size)
         watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
 
@@ -131,30 +140,52 @@ class Channel:
 
     def announce(self, what: str, fields: Fields | None = None, blob: bytes = b"") -> None:
         """A rank above 0 says what it is about to do; see `gather`."""
-        self._run(0, partial(self._send, 0, {**(fields or {}), "what": what}, blob))
+        self._run(partial(self._send, 0, {**(fields or {}), "what": what}, blob))
 
     def hear_from(self, rank: int, what: str) -> Said:
         """Waits for what one rank announces to the leader; see `gather` for errors."""
-        said = self._run(rank, partial(self._receive, rank))
-        if said.fields.get("what") != what:
-            raise self.broken(
-                f"rank 0 is at {what}, and rank {rank} on {self._hosts[rank]} at "
-                f"{one_line(str(said.fields.get('what')))}; all ranks of a group make the same calls"
-            )
+        said: Said = self._run(partial(self._receive, rank))
+        self._compare(what, rank, said)
         return said
 
-    def tell(self, fields: Fields, blob: bytes = b"") -> None:
-        """The leader says something to all others."""
-        for rank in self._others:
-            self._run(rank, partial(self._send, rank, fields, blob))
+    def share(self, what: str, fields: Fields | None = None) -> list[Said]:
+        """Every rank says something to every other.
 
-    def hear(self) -> Said:
-        """Waits for what the leader says.
+        Args:
+            what: is about to happen, the same on all ranks, for people.
+            fields: that go along, as JSON has them.
+
+        Returns:
+            What each rank has said, by rank; this one, too.
 
         Raises:
+            GroupBroken: a rank does something else, or has gone.
+        """
+        return self._run(partial(self._share, Said({**(fields or {}), "what": what})))
+
+    def _compare(self, first: str, rank: int, said: Said) -> None:
+        """Ends the group where a rank is not at what rank 0 is at, `first`."""
+        second = str(said.fields.get("what"))
+        if second != first:
+            raise self.broken(
+                f"rank 0 is at {one_line(first)}, and rank {rank} on {self._hosts[rank]} at "
+                f"{one_line(second)}; all ranks of a group make the same calls"
+            )
+
+    def tell(self, what: str, fields: Fields, blob: bytes = b"") -> None:
+        """The leader says something to all others; see `gather`."""
+        for rank in self._others:
+            self._run(partial(self._send, rank, {**fields, "what": what}, blob))
+
+    def hear(self, what: str) -> Said:
+        """Waits for what the leader says; see `gather`.
+
+        Raises:
+            GroupBroken: it does something else, or has gone.
             PsError: what it says is that this call has failed for all.
         """
-        said = self._run(0, partial(self._receive, 0))
+        said: Said = self._run(partial(self._receive, 0))
+        self._compare(str(said.fields.get("what")), self.ranks.rank, Said({"what": what}))
         failed = said.fields.get("error")
         if isinstance(failed, list) and len(failed) == 3:
             raise from_wire(*map(str, failed))
@@ -175,28 +206,39 @@ class Channel:
         mine = given or Said()
         heard = self.gather(what, mine.fields, mine.blob)
         if not self.ranks.leads:
-            return self.hear()
+            return self.hear(what)
         try:
             answer = ask(heard)
         except GroupBroken:
             raise
         except PsError as error:
-            self.tell({"error": [type(error).__name__, error.message, facts_to_json(error)]})
+            self.tell(what, {"error": [type(error).__name__, error.message, facts_to_json(error)]})
             raise
-        self.tell(answer.fields, answer.blob)
+        self.tell(what, answer.fields, answer.blob)
         return answer
 
     # -- tensors ---------------------------------------------------------------------------------------
 
-    def send_tensor(self, tensor: torch.Tensor, to: int) -> None:
-        """Sends a contiguous tensor of the CPU; the other rank knows its shape and dtype."""
-        if tensor.numel():
-            self._run(to, lambda: self._wires.send([_sendable(tensor)], to, TAG).wait())
+    def swap(
+        self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """Sends tensors to ranks and receives others in place, all at once; waits for all.
 
-    def receive_tensor(self, tensor: torch.Tensor, source: int) -> None:
-        """Receives one in place."""
-        if tensor.numel():
-            self._run(source, lambda: self._wires.recv([_sendable(tensor)], source, TAG).wait())
+        Args:
+            sends: to whom, and a contiguous tensor of the CPU; the other rank knows its shape and dtype.
+            receives: from whom, and where to; in the order in which that rank sends them.
+
+        Raises:
+            GroupBroken: a rank has gone.
+        """
+        if sends or receives:
+            self._run(
+                partial(
+                    self._move,
+                    [(rank, _sendable(it)) for rank, it in sends if it.numel()],
+                    [(rank, _sendable(it)) for rank, it in receives if it.numel()],
+                )
+            )
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -211,11 +253,11 @@ class Channel:
     # -- inside ----------------------------------------------------------------------------------------
 
     @waits("the other ranks of its group")
-    def _run(self, peer: int, call: Callable[[], Result]) -> Result:
-        """Makes a call to a rank on the thread, and waits for it or for the end of the group."""
+    def _run(self, call: Callable[[], Result]) -> Result:
+        """Makes a call to other ranks on the thread, and waits for it or for the end of the group."""
         outcome, changed = _Outcome(), self._abort.changed
         self._abort.check()
-        self._calls.put((peer, call, outcome))
+        self._calls.put((call, outcome))
         try:
             over = False
             with trace.span("wait for ranks"):
@@ -234,14 +276,14 @@ class Channel:
 
     def _work(self) -> None:
         while (todo := self._calls.get()) is not None:
-            peer, call, outcome = todo
+            call, outcome = todo
             try:
                 outcome.result = call()
             except PsError as error:
                 outcome.error = error
-            except RuntimeError as error:  # of gloo: a rank has gone
+            except _Gone as error:
                 logger.debug("rank %d: %s", self.ranks.rank, error)
-                outcome.error = self.broken(f"rank {peer} on {self._hosts[peer]} has gone")
+                outcome.error = self.broken(f"rank {error.rank} on {self._hosts[error.rank]} has gone")
             with self._abort.changed:
                 outcome.done = True
                 self._abort.changed.notify_all()
@@ -250,20 +292,30 @@ class Channel:
         self.broken(f"rank {self.ranks.rank}: {type(bug).__name__}: {bug}")
 
     def _send(self, to: int, fields: Fields, blob: bytes) -> None:
-        header = json.dumps(fields).encode()
-        sizes = torch.tensor([len(header), len(blob)], dtype=torch.int64, device="cpu")
-        self._wires.send([sizes], to, TAG).wait()
-        for part in (header, blob):
-            if part:
-                self._wires.send([torch.frombuffer(bytearray(part), dtype=torch.uint8)], to, TAG).wait()
+        self._wait(self._begin(self._wires.send, [(to, part) for part in _written(Said(dict(fields), blob))]))
+
+    def _share(self, mine: Said) -> list[Said]:
+        """All of it leaves at once, and each rank is heard by itself: who does something else is found."""
+        others = [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
+        sending = self._begin(self._wires.send, [(rank, part) for rank in others for part in _written(mine)])
+        said = [mine] * self.ranks.size
+        for rank in others:
+            said[rank] = self._receive(rank)
+            self._compare(str(said[0].fields.get("what")), rank, said[rank])
+            if rank == 0:
+                self._compare(str(said[0].fields.get("what")), self.ranks.rank, mine)
+        self._wait(sending)
+        return said
 
     def _receive(self, source: int) -> Said:
         sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
-        self._wires.recv([sizes], source, TAG).wait()
+        self._wait(self._begin(self._wires.recv, [(source, sizes)]))
         header_bytes, blob_bytes = sizes.tolist()
         if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
             raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
-        header, blob = (self._receive_bytes(source, size) for size in (header_bytes, blob_bytes))
+        parts = [torch.empty(it, dtype=torch.uint8, device="cpu") for it in (header_bytes, blob_bytes)]
+        self._wait(self._begin(self._wires.recv, [(source, part) for part in parts if part.numel()]))
+        header, blob = (bytes(bytes_of(part)) if part.numel() else b"" for part in parts)
         try:
             fields = json.loads(header)
         except (ValueError, RecursionError):
@@ -272,12 +324,46 @@ class Channel:
             raise self.broken(f"rank {source} on {self._hosts[source]} says what is no message")
         return Said(fields, blob)
 
-    def _receive_bytes(self, source: int, size: int) -> bytes:
-        if not size:
-            return b""
-        buffer = torch.empty(size, dtype=torch.uint8, device="cpu")
-        self._wires.recv([buffer], source, TAG).wait()
-        return bytes(bytes_of(buffer))
+    def _move(
+        self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> None:
+        """All at once: no rank waits for one that waits for it."""
+        sending = self._begin(self._wires.send, sends)
+        self._wait(self._begin(self._wires.recv, receives))
+        self._wait(sending)
+
+    @staticmethod
+    def _begin(
+        call: Callable[[list[torch.Tensor], int, int], Any], parts: Sequence[tuple[int, torch.Tensor]]
+    ) -> list[tuple[int, Any]]:
+        begun = []
+        for rank, tensor in parts:
+            with _gone(rank):
+                begun.append((rank, call([tensor], rank, TAG)))
+        return begun
+
+    @staticmethod
+    def _wait(begun: Sequence[tuple[int, Any]]) -> None:
+        for rank, work in begun:
+            with _gone(rank):
+                work.wait()
+
+
+@contextmanager
+def _gone(rank: int) -> Iterator[None]:
+    """A RuntimeError of gloo's means that the other end has gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _Gone(rank, error) from None
+
+
+def _written(said: Said) -> list[torch.Tensor]:
+    """A message as it travels: two sizes, the header, and the blob, if there is one."""
+    header = json.dumps(said.fields).encode()
+    sizes = torch.tensor([len(header), len(said.blob)], dtype=torch.int64, device="cpu")
+    parts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (header, said.blob) if part]
+    return [sizes, *parts]
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

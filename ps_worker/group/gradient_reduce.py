@@ -1,12 +1,14 @@
 """The gradients of one table on their way to the ranks that own them, and the weights on their way back.
 
-    gloo    point to point: an owner receives one rank after the other, and adds in rank order
+    gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order;
+            point to point back
 
-The mean is `((g0 + g1) + ...) / G` over the ranks that have a gradient in this step, every sum and quotient
-rounded once, as the servers take it; of 16 bits it is taken in float32, and rounded at the end. Rank 0 owns
-all partitions. It must not know frames, nor shards.
+Each partition has one owner (`owners.py`), which pushes and pulls it. The mean is `((g0 + g1) + ...) / G`
+over the ranks that have a gradient in this step, every sum and quotient rounded once, as the servers take it;
+of 16 bits it is taken in float32, and rounded at the end. It must not know frames, nor shards.
 
-Used by the script's thread.
+All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
+says nothing of step v before it has the weights of version v. Used by the script's thread.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import or_
+from typing import Any
 
 import torch
 
+from ps_wire.errors import PsError, facts_to_json, from_wire
 from ps_wire.process import trace
+from ps_wire.spec.plan import Partition
 from ps_worker.group.channel import Channel, Said
 from ps_worker.group.ending import Ending
+from ps_worker.group.owners import owners_of
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -28,21 +34,25 @@ Present = Sequence[Sequence[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """The mean of one bucket, which lies in the owner's flat gradients.
+    """The mean of those partitions of one bucket that this rank owns, which lies in its flat gradients.
 
     Attributes:
-        bucket: its number.
+        partitions: their numbers.
         weight: of the push.
         present: by partition, whether a piece had a gradient on any rank.
     """
 
-    bucket: int
+    partitions: Sequence[int]
     weight: float
     present: Present
 
 
 class GradientReduce:
-    """The way of one table's gradients and weights between ranks."""
+    """The way of one table's gradients and weights between ranks.
+
+    Attributes:
+        owned: the partitions that this rank pushes and pulls, ascending.
+    """
 
     def __init__(
         self,
@@ -50,7 +60,8 @@ class GradientReduce:
         ending: Ending,
         table: int,
         gradients: Sequence[torch.Tensor],
-        pieces: Sequence[Sequence[int]],
+        partitions: Sequence[Partition],
+        pieces: Sequence[int],
     ) -> None:
         """Nothing is under way.
 
@@ -58,124 +69,148 @@ class GradientReduce:
             channel: to the other ranks.
             ending: whether the group is to end after a step.
             table: its number, for people.
-            gradients: flat, by bucket; the owner's are summed in place.
-            pieces: of each partition of each bucket, how many parameters' pieces it has.
+            gradients: flat, by bucket; those that this rank owns become the mean in place.
+            partitions: of the table.
+            pieces: how many parameters' pieces each of them has.
         """
         self._channel = channel
         self._ending = ending
         self._table = table
         self._gradients = gradients
+        self._partitions = partitions
         self._pieces = pieces
+        self._rank, self._size = channel.ranks.rank, channel.ranks.size
+        sizes_bytes = [it.numel * gradients[it.bucket].element_size() for it in partitions]
+        self._owners = owners_of(sizes_bytes, self._size)
+        self.owned = [index for index, owner in enumerate(self._owners) if owner == self._rank]
+        self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
+        for partition in partitions:
+            self._of_bucket[partition.bucket].append(partition)
         self._step = -1
-        self._there: list[int] = []  # on the leader: ranks that have a gradient in this step
+        self._there: list[int] = []  # ranks that have a gradient in this step
         self._weight = 1.0
         self._reduced: set[int] = set()  # buckets of this step
         self._mine = False  # this rank has one
-        self._scratch: dict[int, torch.Tensor] = {}
-
-    @property
-    def owns(self) -> bool:
-        """Whether this rank pushes and pulls."""
-        return self._channel.ranks.leads
+        self._scratch: dict[tuple[int, int], torch.Tensor] = {}
 
     # -- gradients -------------------------------------------------------------------------------------
 
     @trace.traced("reduce")
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced | None:
+    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced:
         """The flat gradients of a bucket are there on this rank; waits for those of the others.
 
         Returns:
-            On the owner the mean, in its flat gradients; None on the others, whose memory is free again.
+            The mean of what this rank owns of it, in its flat gradients. The rest of them is free again.
 
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
         self._begin(step, there=True, weight=weight, hyper=hyper)
-        if not self.owns:
-            self._reduced.add(bucket)
-            self._channel.announce(self._name(bucket), {"present": [list(map(int, it)) for it in present]})
-            self._channel.send_tensor(self._gradients[bucket], 0)
-            return None
-        return self._sum(bucket, present)
+        return self._reduce(bucket, present)
 
     def abstain(self, step: int) -> list[Reduced]:
-        """This rank has nothing in this step; on the owner, what the others have."""
+        """This rank has nothing in this step; what the others have of what it owns."""
         if self._step == step:
             if self._mine and len(self._reduced) < len(self._gradients):
                 raise self._channel.broken(
-                    f"step {step} of rank {self._channel.ranks.rank} was broken off, of which a part had left"
+                    f"step {step} of rank {self._rank} was broken off, of which a part had left"
                 )
             return []
         self._begin(step, there=False, weight=0.0, hyper=0)
-        if not self.owns or not self._there:
+        if not self._there:
             return []
-        return [self._sum(bucket, None) for bucket in range(len(self._gradients))]
+        return [self._reduce(bucket, None) for bucket in range(len(self._gradients))]
 
     def _begin(self, step: int, *, there: bool, weight: float, hyper: int) -> None:
         """Every rank says whether it has a gradient in this step, and whether it is asked to end."""
         if step == self._step:
             return
         mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
-        heard = self._channel.gather(f"step {step} of table {self._table}", mine)
+        said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
         self._step, self._mine = step, there
         self._reduced.clear()
-        if self.owns:
-            said = [mine, *(one.fields for one in heard)]
-            self._there = [rank for rank, one in enumerate(said) if one.get("there")]
-            if len({said[rank].get("hyper") for rank in self._there}) > 1:
-                raise self._channel.broken(
-                    f"param_groups differ between ranks at step {step} of table {self._table}; schedulers "
-                    "must do the same on all ranks"
-                )
-            self._weight = next((float(said[rank]["weight"]) for rank in self._there), 0.0)
-            self._ending.heard(any(one.get("ends") for one in said))
+        self._there = [rank for rank, one in enumerate(said) if one.get("there")]
+        if len({said[rank].get("hyper") for rank in self._there}) > 1:
+            raise self._channel.broken(
+                f"param_groups differ between ranks at step {step} of table {self._table}; schedulers "
+                "must do the same on all ranks"
+            )
+        self._weight = next((float(said[rank]["weight"]) for rank in self._there), 0.0)
+        self._ending.heard(any(one.get("ends") for one in said))
 
-    def _sum(self, bucket: int, present: Present | None) -> Reduced:
-        """The mean of a bucket, in place; `present` is this rank's, None: it has no gradient.
-
-        In rank order: ranks that have no gradient are not heard of.
-        """
+    def _reduce(self, bucket: int, present: Present | None) -> Reduced:
+        """The mean of what this rank owns of a bucket; `present` is this rank's, None: it has no gradient."""
         self._reduced.add(bucket)
-        mean = self._gradients[bucket]
-        narrow = mean.dtype in NARROW
-        total = mean.float() if narrow else mean  # where rank 0 has none it is overwritten
-        union = None if present is None else [list(map(bool, it)) for it in present]
-        for rank in self._there:
-            if rank == 0:
-                continue
-            theirs, part = self._hear_present(bucket, rank), self._buffer(bucket)
-            self._channel.receive_tensor(part, rank)
-            if union is None:
-                union = theirs
-                total.copy_(part)
-            else:
-                union = [list(map(or_, *both)) for both in zip(union, theirs, strict=True)]
-                total.add_(part)
-        if len(self._there) > 1:
-            total.div_(len(self._there))
-        if narrow:
-            mean.copy_(total)
-        assert union is not None
-        return Reduced(bucket=bucket, weight=self._weight, present=union)
+        union = self._union(bucket, present)
+        parts = self._of_bucket[bucket]
+        own = [it for it in parts if self._owners[it.index] == self._rank]
+        others = [rank for rank in self._there if rank != self._rank]
+        received = {(rank, it.index): self._buffer(rank, it) for rank in others for it in own}
+        sends = [
+            (self._owners[it.index], self._gradient(it))
+            for it in (parts if self._mine else ())
+            if self._owners[it.index] != self._rank
+        ]
+        self._channel.swap(sends, [(rank, buffer) for (rank, _), buffer in received.items()])
+        for it in own:
+            self._mean(it, [received.get((rank, it.index)) for rank in self._there])
+        return Reduced(
+            partitions=[it.index for it in own],
+            weight=self._weight,
+            present=[there for it, there in zip(parts, union, strict=True) if it in own],
+        )
 
-    def _hear_present(self, bucket: int, rank: int) -> list[list[bool]]:
-        said = self._channel.hear_from(rank, self._name(bucket))
-        found = said.fields.get("present")
-        sizes = self._pieces[bucket]
-        if not isinstance(found, list) or [len(it) for it in found if isinstance(it, list)] != list(sizes):
-            raise self._channel.broken(f"rank {rank} has another table {self._table} than rank 0")
+    def _mean(self, partition: Partition, parts: Sequence[torch.Tensor | None]) -> None:
+        """The mean of gradients in rank order, in the flat ones; None stands for these.
+
+        Two numbers have the same sum in either order, so it may lie in the memory of either.
+        """
+        mine = self._gradient(partition)
+        narrow = mine.dtype in NARROW
+        total: torch.Tensor | None = None
+        for part in parts:
+            theirs = mine if part is None else part
+            if total is None:
+                total = theirs.float() if narrow else theirs
+            elif part is None and not narrow:
+                total = mine.add_(total)
+            else:
+                total.add_(theirs)
+        assert total is not None
+        if len(parts) > 1:
+            total.div_(len(parts))
+        if total is not mine:
+            mine.copy_(total)
+
+    def _union(self, bucket: int, present: Present | None) -> list[list[bool]]:
+        """By partition of a bucket, which pieces have a gradient on any rank."""
+        mine = None if present is None else [list(map(int, it)) for it in present]
+        name = f"step {self._step} of table {self._table}, bucket {bucket}"
+        said = self._channel.share(name, {"present": mine})
+        union: list[list[bool]] | None = None
+        for rank in self._there:
+            theirs = self._checked(bucket, rank, said[rank].fields.get("present"))
+            union = theirs if union is None else [[*map(or_, *it)] for it in zip(union, theirs, strict=True)]
+        assert union is not None
+        return union
+
+    def _checked(self, bucket: int, rank: int, found: Any) -> list[list[bool]]:
+        sizes = [self._pieces[it.index] for it in self._of_bucket[bucket]]
+        if not isinstance(found, list) or [len(it) for it in found if isinstance(it, list)] != sizes:
+            raise self._channel.broken(f"rank {rank} has another table {self._table} than rank {self._rank}")
         return [list(map(bool, it)) for it in found]
 
-    def _name(self, bucket: int) -> str:
-        return f"step {self._step} of table {self._table}, bucket {bucket}"
+    def _gradient(self, partition: Partition) -> torch.Tensor:
+        return _part(self._gradients, partition)
 
-    def _buffer(self, bucket: int) -> torch.Tensor:
-        """Memory for another rank's part of a bucket; kept, for no step allocates."""
-        like = self._gradients[bucket]
-        kept = self._scratch.get(like.element_size())
-        if kept is None or kept.numel() < like.numel():
-            kept = self._scratch[like.element_size()] = torch.empty_like(like)
-        return kept[: like.numel()].view(like.dtype)
+    def _buffer(self, rank: int, partition: Partition) -> torch.Tensor:
+        """Memory for a rank's part of a bucket; kept, for no step allocates."""
+        like = self._gradient(partition)
+        key = rank, partition.index - self._of_bucket[partition.bucket][0].index
+        kept = self._scratch.get(key)
+        if kept is None or kept.nbytes < like.nbytes:
+            kept = self._scratch[key] = torch.empty(like.nbytes, dtype=torch.uint8, device="cpu")
+        return kept[: like.nbytes].view(like.dtype)
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -190,30 +225,51 @@ class GradientReduce:
 
         Args:
             step: the clock at which they were asked for.
-            arrive: on the owner, waits until they are here, and gives their versions by partition.
-            weights: flat, by bucket, once they are here; written in place where this rank owns none.
+            arrive: waits until those that this rank owns are here, and gives versions by partition.
+            weights: flat, by bucket, once they are here; written in place where another rank owns them.
 
         Returns:
-            The versions.
+            The versions of all partitions.
 
         Raises:
-            PsError: they cannot come; on all ranks.
+            PsError: some cannot come, on whichever rank; raised on all of them.
             GroupBroken: a rank does something else, or has gone.
         """
-
-        def ask(_: list[Said]) -> Said:
-            return Said({"versions": list(arrive()), "ends": self._ending.decided})
-
-        said = self._channel.relay(f"weights of table {self._table} at clock {step}", ask)
-        for tensor in weights():
-            if self.owns:
-                for rank in range(1, self._channel.ranks.size):
-                    self._channel.send_tensor(tensor, rank)
+        mine: dict[str, Any] = {}
+        try:
+            versions = list(arrive())
+            mine["versions"] = [versions[index] for index in self.owned]
+        except PsError as error:
+            mine["error"] = [type(error).__name__, error.message, facts_to_json(error)]
+        said = self._channel.share(f"weights of table {self._table} at clock {step}", mine)
+        self._raise_first(said)
+        flat = weights()
+        sends, receives = [], []
+        for partition, owner in zip(self._partitions, self._owners, strict=True):
+            part = _part(flat, partition)
+            if owner == self._rank:
+                sends += [(rank, part) for rank in range(self._size) if rank != owner]
             else:
-                self._channel.receive_tensor(tensor, 0)
-        if said.fields.get("ends"):
+                receives.append((owner, part))
+        self._channel.swap(sends, receives)
+        if self._ending.decided:
             self._ending.agree()
-        return list(map(int, said.fields["versions"]))
+        return self._versions(said)
+
+    def _raise_first(self, said: Sequence[Said]) -> None:
+        for one in said:
+            failed = one.fields.get("error")
+            if isinstance(failed, list) and len(failed) == 3:
+                raise from_wire(*map(str, failed))
+
+    def _versions(self, said: Sequence[Said]) -> list[int]:
+        """Of all partitions: each owner has said its own, in order."""
+        told = [iter(one.fields.get("versions") or ()) for one in said]
+        return [int(next(told[owner])) for owner in self._owners]
+
+
+def _part(flat: Sequence[torch.Tensor], partition: Partition) -> torch.Tensor:
+    return flat[partition.bucket][partition.offset : partition.offset + partition.numel]
 
 
 REDUCES: Mapping[str, type[GradientReduce]] = {"gloo": GradientReduce}

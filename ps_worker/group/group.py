@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 
 from ps_wire.errors import GroupBroken
 from ps_wire.process.ranks import Ranks
+from ps_wire.spec.plan import Partition
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires
 from ps_worker.group.ending import Ending
@@ -86,10 +87,18 @@ class Group:
         self._watch.start()
 
     def reducer(
-        self, table: int, gradients: Sequence[torch.Tensor], pieces: Sequence[Sequence[int]]
+        self,
+        table: int,
+        gradients: Sequence[torch.Tensor],
+        partitions: Sequence[Partition],
+        pieces: Sequence[int],
     ) -> GradientReduce:
         """The way of one table's gradients; see `GradientReduce`."""
-        return self._reduce(self.channel, self.ending, table, gradients, pieces)
+        return self._reduce(self.channel, self.ending, table, gradients, partitions, pieces)
+
+    def when_broken(self, told: Callable[[GroupBroken], None]) -> None:
+        """See `Abort.when_set`: for who waits for something else than other ranks."""
+        self._abort.when_set(told)
 
     @property
     def healthy(self) -> bool:

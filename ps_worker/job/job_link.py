@@ -88,7 +88,7 @@ class JobLink:
         if group is None or group.ranks.leads:
             self.presence = Presence(settings, listener, self.promise, self.rounds, group)
         else:
-            self.presence = RankPresence(group, listener.say)
+            self.presence = RankPresence(settings, group, listener.say)
         self.resumption = Resumption(self.presence, self.side, listener)
         self.uploads = SideUploads(self.presence, self.side, listener)
         self.optimizer_state = OptimizerStateCalls(
@@ -240,11 +240,11 @@ class JobLink:
         exchange = self.exchanges[table]
 
         def share(_: list[Said]) -> Said:
-            exchange.in_flight.wait_acked()
             self.optimizer_state.share(table, exchange.plan, number, states)
             return Said()
 
         try:
+            exchange.in_flight.wait_acked()  # on all ranks, before the leader sets anything
             if self._group is None:
                 share([])
             else:

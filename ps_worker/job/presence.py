@@ -69,6 +69,8 @@ class Presence:
         self.exchanges = Exchanges(at_failure=self._at_failure)
         self._live: Incarnation | None = None
         self._group = group
+        if group is not None:
+            group.when_broken(self.exchanges.fail)
         self._seat: RelayedSeat | None = None
 
     # -- entering and leaving --------------------------------------------------------------------------
@@ -86,10 +88,10 @@ class Presence:
             raise
         self.connect()
 
-    def _check_and_enter(self) -> tuple[pb.Joined, int]:
+    def _check_and_enter(self) -> pb.Joined:
         check_servers(self.service, self._settings.connect_limit_s, self._listener.say)
         self.enter()
-        return self.joined, len(self.service.addresses)
+        return self.joined
 
     def enter(self) -> None:
         """Joins as a new incarnation; the one before, if there was one, is over by now.

@@ -1,10 +1,14 @@
-"""The presence of a rank above 0: no member, no connection to a shard; the leader's answers reach it."""
+"""The presence of a rank above 0: no member, for the leader's answers reach it; it has its own connections.
+
+The shards know them by worker and rank. The thread that trains calls it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from ps_wire.errors import UsageError
+from ps_wire.frames.carrier import Carrier
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.shard_pb2_calls import ShardCalls
 from ps_worker.exchange.exchanges import Exchanges
@@ -12,29 +16,53 @@ from ps_worker.group.channel import Said
 from ps_worker.group.group import Group
 from ps_worker.job.job_seat import Asks, Seat
 from ps_worker.job.relayed_seat import RelayedSeat
-from ps_worker.transport.connection import Connection
+from ps_worker.settings import Settings
+from ps_worker.transport.carrier_choice import CarrierChoice
+from ps_worker.transport.connection import Connection, open_all
+from ps_worker.transport.open_service import open_service
+from ps_worker.transport.shard_addresses import ShardAddresses
 
 
 class RankPresence:
     """The presence of a rank above 0, as `Presence` is the leader's.
 
     Attributes:
-        exchanges: of its tables.
+        exchanges: of its tables; the `Peer` of all its connections.
+        service: with its servers.
+        carriers: which of them data take.
     """
 
-    def __init__(self, group: Group, say: Callable[[str], None]) -> None:
-        """Has not joined; `say` tells the person at the terminal something."""
+    def __init__(self, settings: Settings, group: Group, say: Callable[[str], None]) -> None:
+        """Connects to nobody yet.
+
+        Args:
+            settings: of the worker.
+            group: of which this process is a rank above 0.
+            say: tells the person at the terminal something.
+
+        Raises:
+            PsError: see `open_service`.
+        """
+        self._settings = settings
         self._group = group
         self._say = say
+        self.service = open_service(settings, say)
+        self._addresses = ShardAddresses(self.service)
+        self.carriers = CarrierChoice(self.service, settings.carrier, say, shares=settings.shares)
+        self.exchanges = Exchanges(at_failure=lambda _: self.carriers.give_up())
         self._seat: RelayedSeat | None = None
-        self._num_shards = 0
-        self.exchanges = Exchanges(at_failure=lambda _: None)
+        self._connections: Sequence[Connection] = ()
+        group.when_broken(self.exchanges.fail)
 
     def open(self) -> None:
-        """Waits until the leader has joined. Raises what it raises there."""
-        said = joined_by(self._group, None)
-        self._num_shards = int(said.fields["num_shards"])
+        """Waits until the leader has joined, and connects. Raises what it raises there."""
+        try:
+            said = joined_by(self._group, None)
+        except BaseException:
+            self.service.close()
+            raise
         self._seat = RelayedSeat(self._group.channel, pb.Joined.FromString(said.blob), None)
+        self.connect()
 
     def enter(self) -> None:
         """A group does not join again.
@@ -45,7 +73,16 @@ class RankPresence:
         raise evicted(self._group)
 
     def connect(self) -> None:
-        """There is nothing to connect to."""
+        """Opens a connection to every shard, where it is now."""
+        self._connections = open_all(
+            self._settings,
+            self.service,
+            self.carriers,
+            self._addresses,
+            joined=self.joined,
+            peer=self.exchanges,
+            log=self._say,
+        )
 
     def abandon(self) -> None:
         """There is nothing to end."""
@@ -54,7 +91,12 @@ class RankPresence:
         """This rank leaves its group; one that ends with an error ends it for all."""
         if reason and self._group.healthy:
             self._group.broken(f"rank {self._group.ranks.rank} has ended: {reason}")
+        for connection in self._connections:
+            connection.quiet()
         self._group.leave()
+        for connection in self._connections:
+            connection.close()
+        self.service.close()
 
     @property
     def _now(self) -> RelayedSeat:
@@ -73,13 +115,13 @@ class RankPresence:
 
     @property
     def connections(self) -> Sequence[Connection]:
-        """None: the leader has them."""
-        return ()
+        """See `JobPresence`."""
+        return self._connections
 
     @property
     def num_shards(self) -> int:
         """See `JobPresence`."""
-        return self._num_shards
+        return len(self._connections)
 
     @property
     def joined(self) -> pb.Joined:
@@ -92,27 +134,27 @@ class RankPresence:
         return self.joined.resumed
 
     def shard(self, index: int) -> ShardCalls:
-        """Refuses: the leader reaches the servers.
+        """Refuses: the leader asks for what is the worker's, once.
 
         Raises:
             UsageError: always.
         """
         raise UsageError(
-            f"this is rank {self._group.ranks.rank} of its group, and rank 0 alone reaches shard {index}: "
-            "ask for figures and states where worker.group_rank == 0"
+            f"this is rank {self._group.ranks.rank} of its group, and rank 0 alone asks shard {index} for "
+            "figures and states: do so where worker.group_rank == 0"
         )
 
     def can_map(self) -> bool:
         """See `JobPresence`."""
-        return False
+        return self.carriers.all_take(Carrier.SHM, self.num_shards)
 
     def say_wait(self, text: str) -> None:
         """See `JobPresence`."""
         self._say(text)
 
 
-def joined_by(group: Group, join: Callable[[], tuple[pb.Joined, int]] | None) -> Said:
-    """The leader joins, and all ranks hear as whom, and of how many shards.
+def joined_by(group: Group, join: Callable[[], pb.Joined] | None) -> Said:
+    """The leader joins, and all ranks hear as whom.
 
     Args:
         group: of this rank.
@@ -125,13 +167,13 @@ def joined_by(group: Group, join: Callable[[], tuple[pb.Joined, int]] | None) ->
 
     def ask(_: list[Said]) -> Said:
         assert join is not None
-        joined, num_shards = join()
+        joined = join()
         if joined.rolled_back:
             raise UsageError(
                 "the job goes on from a snapshot, and snapshots hold nothing of the ranks of a group: let "
                 "workers without groups go on with it, or drop the job and begin anew"
             )
-        return Said({"num_shards": num_shards}, joined.SerializeToString())
+        return Said({}, joined.SerializeToString())
 
     return group.channel.relay("connect()", ask)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,21 @@ from ps_worker.exchange.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Payload that all servers have counted over the live connections of one rank.
+
+    Attributes:
+        rank: in its group; 0 of a worker that is one process.
+        pushed: that has come from it, start weights, too.
+        pulled: that was sent to it.
+    """
+
+    rank: int
+    pushed: int
+    pulled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """The figures of a worker, as `Worker.stats` returns them.
 
@@ -23,8 +39,9 @@ class Stats:
         dropped: its pushes, per partition, that came too late to be applied.
         missed: steps that it skipped since others had gone on without it (`bsp:backup=B`).
         samples: that its loader has handed out.
-        bytes_pushed: payload of its pushes.
-        bytes_pulled: payload of the weights that it got.
+        bytes_pushed: payload of its pushes; of a group, of rank 0's.
+        bytes_pulled: payload of the weights that it got; of a group, that rank 0 got.
+        ranks: of its ranks, by rank; none where it has no servers.
         waited_s: seconds in `step()` between the last push and the last weight.
         gate_wait_s: the part of it at the gate, as the shards measured it.
         max_gap: the largest clock gap that one of its pushes made.
@@ -40,6 +57,7 @@ class Stats:
     samples: int
     bytes_pushed: int
     bytes_pulled: int
+    ranks: tuple[RankBytes, ...]
     waited_s: float
     gate_wait_s: float
     max_gap: int
@@ -70,6 +88,7 @@ def gather(
         samples=samples,
         bytes_pushed=sum(exchange.bytes_pushed for exchange in exchanges),
         bytes_pulled=sum(exchange.in_flight.bytes_pulled for exchange in exchanges),
+        ranks=_ranks(tables, worker),
         waited_s=waited_s,
         gate_wait_s=max([entry.gate_wait_s for entry in mine], default=0.0),
         max_gap=max([entry.max_gap for entry in mine], default=0),
@@ -77,3 +96,17 @@ def gather(
         staleness=summarize(merge_counts(table.tau for table in tables)),
         epochs=tuple(map(epoch_use_from_proto, epochs)),
     )
+
+
+def _ranks(tables: Iterable[shard_pb2.TableStatus], worker: int) -> tuple[RankBytes, ...]:
+    """By rank, over all shards: each says the same of a connection with every table."""
+    tables = tuple(tables)
+    first = min((table.table for table in tables), default=0)
+    pushed: Counter[int] = Counter()
+    pulled: Counter[int] = Counter()
+    for table in tables:
+        for entry in table.workers if table.table == first else ():
+            for connection in entry.ranks if entry.worker == worker else ():
+                pushed[connection.rank] += connection.received_bytes
+                pulled[connection.rank] += connection.sent_bytes
+    return tuple(RankBytes(rank=rank, pushed=pushed[rank], pulled=pulled[rank]) for rank in sorted(pushed))

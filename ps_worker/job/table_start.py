@@ -182,6 +182,7 @@ class TableStart:
             plan=plan,
             worker=self._presence.joined.worker,
             incarnation=self._presence.joined.incarnation,
+            rank=self._settings.ranks.rank,
             start=spec.optimizer.hyperparameters,
             strict=strict,
             wire_dtype=self._settings.wire_dtype,
@@ -202,8 +203,8 @@ class TableStart:
             return make(sharing=Sharing.PRIVATE)
 
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
-        if self._group is not None:  # weights go on to other ranks; those above 0 have no shard
-            return Sharing.COPIED if self._shares and self._group.ranks.leads else Sharing.PRIVATE
+        if self._group is not None:  # weights go on to other ranks
+            return Sharing.COPIED if self._shares else Sharing.PRIVATE
         plain = pulls and self._settings.consistency.lockstep and not self._presence.joined.ended
         if not self._shares:
             lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS

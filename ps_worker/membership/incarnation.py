@@ -20,7 +20,7 @@ from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
-from ps_worker.transport.connection import Connection, Peer
+from ps_worker.transport.connection import Connection, Peer, open_all
 from ps_worker.transport.shard_addresses import ShardAddresses
 
 CLOSE_LIMIT_S = 0.2  # for an evicted one's connections: nothing that they still bring counts
@@ -84,25 +84,15 @@ class Incarnation:
 
     def connect(self, carriers: CarrierChoice, addresses: ShardAddresses) -> None:
         """Opens a connection to every shard, where it is now."""
-        shards = self.joined.shards
-        addresses.update([shard.address for shard in shards])
-        generations = [shard.generation for shard in shards] or [0] * len(self._service.addresses)
-        self.connections += [
-            Connection(
-                service=self._service,
-                carriers=carriers,
-                shard=shard,
-                job=self._settings.job,
-                worker=self.joined.worker,
-                incarnation=self.joined.incarnation,
-                peer=self,
-                retry_limit_s=self._settings.retry_limit_s,
-                log=self._say,
-                seek=addresses.seek,
-                generation=generation,
-            )
-            for shard, generation in enumerate(generations)
-        ]
+        self.connections += open_all(
+            self._settings,
+            self._service,
+            carriers,
+            addresses,
+            joined=self.joined,
+            peer=self,
+            log=self._say,
+        )
 
     def abandon(self) -> None:
         """It was evicted: ends everything of it."""

@@ -13,7 +13,12 @@ from types import TracebackType
 
 from ps_wire.errors import UsageError
 
-_answering = threading.local()
+
+class _Thread(threading.local):
+    answers = False  # it completes a future now
+
+
+_thread = _Thread()
 
 
 class OneThread:
@@ -32,7 +37,7 @@ class OneThread:
         self._name = ""
 
     def __enter__(self) -> None:
-        if getattr(_answering, "now", False):
+        if _thread.answers:
             raise UsageError(
                 "a callback of a future runs on the thread that receives answers: push(), pull() and step() "
                 "would wait for themselves there; wait for result() on a thread of the script and go on there"
@@ -60,9 +65,9 @@ class Answering:
     """`with` it: this thread completes a future; what a script has it do then is no call of a worker."""
 
     def __enter__(self) -> None:
-        _answering.now = True
+        _thread.answers = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _answering.now = False
+        _thread.answers = False

@@ -93,7 +93,11 @@ class _Inbox(queue.SimpleQueue[_Item]):
 
     def __init__(self) -> None:
         self.tables: dict[int, tuple[TableSpec, Exchange]] = {}
-        self.asking: Exchange | None = None  # for what was asked last
+        self._asking: Exchange | None = None  # for what was asked last
+
+    def ask(self, exchange: Exchange) -> None:
+        """This exchange's weights are asked for next: a connection that is made again asks once more."""
+        self._asking = exchange
 
     def receive(self, frame: wire.Frame) -> None:
         """See `Peer.receive`."""
@@ -109,7 +113,7 @@ class _Inbox(queue.SimpleQueue[_Item]):
 
     def replay(self, shard: int) -> Iterable[wire.Frame]:
         """See `Peer.replay`."""
-        again = [] if self.asking is None else list(self.asking.replay(shard))
+        again = [] if self._asking is None else list(self._asking.replay(shard))
         if again:
             self.put((_News.BROKE, again[-1].step, 0))
         return again
@@ -336,7 +340,8 @@ class Reader:
     def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> pb.Cut | None:
         """One cut, as it was armed, when all weights are here; None if it does not come about."""
         self._number += 1
-        number, self._inbox.asking = self._number, exchange
+        number = self._number
+        self._inbox.ask(exchange)
         exchange.pull(step=number, cut=True)
         unasked = {partition.shard for partition in exchange.partitions}
         while unasked:

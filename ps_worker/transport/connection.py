@@ -37,9 +37,11 @@ from ps_wire.process import watched
 from ps_wire.sockets.frame_socket import close_all
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.process.retry import Retry
+from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.liveness import Liveness, is_silent
 from ps_worker.transport.outbox import FrameOutbox
+from ps_worker.transport.shard_addresses import ShardAddresses
 
 ATTEMPT_LIMIT_S = 10.0  # for a shard to answer the first time
 FIRST_LIMIT_S = 0.5  # once a connection broke; each try may take twice as long as the one before
@@ -82,6 +84,7 @@ class Connection:
         job: str,
         worker: int,
         incarnation: int,
+        rank: int = 0,
         peer: Peer,
         retry_limit_s: float,
         log: Callable[[str], None],
@@ -90,7 +93,8 @@ class Connection:
     ) -> None:
         """Opens it.
 
-        `seek` asks where shards are now; `generation` is the shard's, at least.
+        `seek` asks where shards are now; `generation` is the shard's, at least; `rank` is of this process in
+        its group.
         """
         self._seek = seek
         self._service = service
@@ -99,6 +103,7 @@ class Connection:
         self._job = job
         self._worker = worker
         self._incarnation = incarnation
+        self._rank = rank
         self._generation = generation
         self._peer = peer
         self._retry_limit_s = retry_limit_s
@@ -247,7 +252,9 @@ class Connection:
 
     def _connected(self, limit_s: float) -> Iterator[wire.Frame]:
         """Makes one connection and yields what it brings, from the shard's HELLO on."""
-        request = shard_pb2.OpenRequest(job=self._job, worker=self._worker, incarnation=self._incarnation)
+        request = shard_pb2.OpenRequest(
+            job=self._job, worker=self._worker, incarnation=self._incarnation, rank=self._rank
+        )
         outbox: FrameOutbox | None = None
 
         def introduce() -> tuple[shard_pb2.OpenReply, FramesOut]:
@@ -291,6 +298,7 @@ class Connection:
         return wire.Frame(
             kind=wire.Kind.HELLO,
             worker=self._worker,
+            rank=self._rank,
             incarnation=self._incarnation,
             generation=self._generation,
             meta=token + self._job.encode(),
@@ -302,6 +310,49 @@ class Connection:
             if self._closing.is_set():  # close() came first and found no outbox to end
                 outbox.close()
             self._outbox = outbox
+
+
+def open_all(
+    settings: Settings,
+    service: Service,
+    carriers: CarrierChoice,
+    addresses: ShardAddresses,
+    *,
+    joined: coordinator_pb2.Joined,
+    peer: Peer,
+    log: Callable[[str], None],
+) -> list[Connection]:
+    """A connection of this process to every shard, where it is now.
+
+    Args:
+        settings: of the worker.
+        service: with its servers.
+        carriers: which of them data take.
+        addresses: of the shards.
+        joined: as whom the worker is in its job.
+        peer: of all of them.
+        log: says something to the person at the terminal.
+    """
+    shards = joined.shards
+    addresses.update([shard.address for shard in shards])
+    generations = [shard.generation for shard in shards] or [0] * len(service.addresses)
+    return [
+        Connection(
+            service=service,
+            carriers=carriers,
+            shard=shard,
+            job=settings.job,
+            worker=joined.worker,
+            incarnation=joined.incarnation,
+            rank=settings.ranks.rank,
+            peer=peer,
+            retry_limit_s=settings.retry_limit_s,
+            log=log,
+            seek=addresses.seek,
+            generation=generation,
+        )
+        for shard, generation in enumerate(generations)
+    ]
 
 
 def _for_now(error: PsError) -> PsError:

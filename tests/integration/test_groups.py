@@ -83,11 +83,41 @@ def test_all_ranks_of_a_group_have_the_same_bytes_at_every_step(
     assert len({rows[at][-1]["digest"] for at in RANKS}) == 1  # the final weights
 
 
-def test_the_job_knows_two_workers_and_no_ranks(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
-    job = fresh_job()
+SHARED_OUT = """
+import torch, ps_worker as ps
+with ps.connect() as worker:
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 200))
+    cut = ps.BucketOptions(bucket_bytes=256 << 10, partition_bytes=16 << 10)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, buckets=cut)
+    nbytes = sum(it.numel() * 4 for it in model.parameters())
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 256)).sum().backward()
+        optimizer.step()
+    if worker.group_rank == 0:
+        loaded = nbytes if worker.is_first else 0
+        for it in worker.stats().ranks:
+            print("rank", it.rank, (it.pushed - (loaded if it.rank == 0 else 0)) / nbytes, it.pulled / nbytes)
+    torch.distributed.barrier(worker.group)
+    worker.finish()
+"""
 
-    assert end_all(start_groups(spawn, cluster, SCRIPT, str(tmp_path), "2", job=job)) == [0] * 4
 
+def test_each_rank_pushes_and_pulls_its_part_of_the_model_itself_and_the_job_knows_workers_alone(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    """As the servers count what comes over the wire: 4 pushes, and weights at the start and after each."""
+    job, script = fresh_job(), tmp_path / "shared_out.py"
+    script.write_text(SHARED_OUT)
+
+    groups = start_groups(spawn, cluster, str(script), job=job, options=("--carrier", "tcp"))
+
+    assert end_all(groups) == [0] * 4
+    for group in groups:
+        told = [list(map(float, line.split()[1:])) for line in group[0].lines if line.startswith("rank ")]
+        assert [rank for rank, _, _ in told] == [0, 1]
+        assert all(pushed == pytest.approx(4 / 2, rel=0.1) for _, pushed, _ in told)
+        assert all(pulled == pytest.approx(5 / 2, rel=0.1) for _, _, pulled in told)
     status = cluster.status(job)
     assert status is not None
     assert [(entry.worker, entry.incarnation) for entry in status.workers] == [(0, 1), (1, 1)]

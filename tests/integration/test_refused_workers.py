@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.shard.shard import CELL_BYTES
+from ps_server.shard.memory_budget import CELL_BYTES
 from ps_wire import errors
 
 from .processes import LIMIT_S, Start, ended

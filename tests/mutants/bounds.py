@@ -43,9 +43,9 @@ MUTANTS = (
     ),
     Mutant(
         name="memory: a slice per worker is counted where pushes are applied as they come",
-        file="ps_server/shard/shard.py",
-        text="        staged = job.num_workers if job.gate.aggregates else 0  #",
-        fault="        staged = job.num_workers  #",
+        file="ps_server/shard/memory_budget.py",
+        text="        staged = num_workers if gate.aggregates else 0  #",
+        fault="        staged = num_workers  #",
         tests=(SHARD,),
     ),
     Mutant(

@@ -305,7 +305,7 @@ MUTANTS = (
     Mutant(
         name="cell: a clipped step that an eviction has left waits for a norm that never comes",
         file=CELL,
-        text="            self._held = None\n            self._carry_out(self.machine.evict(",
+        text="            self._closing.look_again()\n            self._carry_out(self.machine.evict(",
         fault="            self._carry_out(self.machine.evict(",
         tests=(f"{EVICTION}::test_the_step_that_a_worker_dies_in_is_that_of_the_others_alone", CLIPS),
     ),
@@ -319,7 +319,7 @@ MUTANTS = (
     Mutant(
         name="cell: who reads at the end misses a step that no thread has closed yet",
         file=CELL,
-        text="            if self._closing is not None:  # else the last step",
+        text="            if self._closing.announced:  # else the last step",
         fault="            if False:  # else the last step",
         tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
@@ -414,7 +414,7 @@ MUTANTS = (
     Mutant(
         name="ballots: scales that were decided are not handed on",
         file=BALLOTS,
-        text="            scale.decided = decided\n",
+        text="            scale.remember(decided)\n",
         fault="",
         tests=("tests/unit/ps_server/coordinator/test_hand_off.py",),
     ),

@@ -159,8 +159,8 @@ MUTANTS = (
     Mutant(
         name="job: an eviction has the epoch before",
         file=JOB,
-        text="        member.become(MemberState.LOST)\n        self.phase.membership_epoch += 1\n",
-        fault="        member.become(MemberState.LOST)\n",
+        text="        member.become(MemberState.LOST)\n        epoch = self.phase.change_members()\n",
+        fault="        member.become(MemberState.LOST)\n        epoch = self.phase.membership_epoch\n",
         tests=(MEMBERSHIP,),
     ),
     Mutant(

@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         name="front: incarnations of the next job of a name are those of the one before",
         file="ps_server/coordinator/jobs/runners.py",
-        text="            job.roster.floor = self._dropped.last_incarnation(name)\n",
+        text="            job.roster.end_incarnations(self._dropped.last_incarnation(name))\n",
         fault="",
         tests=(f"{DROPPED}::test_the_next_job_of_the_name_knows_nobody_of_the_one_before",),
     ),

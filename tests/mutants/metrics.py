@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         name="metrics: weights that go to several workers are counted once",
         file="ps_server/shard/partition/meters.py",
-        text="        self.bytes_out += nbytes\n",
-        fault="        self.bytes_out += 0 if waited_s else nbytes\n",
+        text="        self.pulls += 1\n        self.bytes_out += nbytes\n",
+        fault="        self.pulls += 1\n        self.bytes_out += 0 if waited_s else nbytes\n",
         tests=(f"{SERVER}::test_weights_are_counted_for_each_worker_that_got_them",),
     ),
     Mutant(

@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         name="resume: a worker's steps are not known when it was evicted",
         file="ps_server/coordinator/jobs/job.py",
-        text="                    self.ends[gone.worker] = dict(gone.limits)\n",
+        text="        self.ends[gone.worker] = dict(gone.limits)\n",
         fault="",
         tests=(ALL_LEFT,),
     ),

@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         name="who was let in on some shards only stays in their gates",
         file="ps_server/coordinator/jobs/job.py",
-        text="                undone = [removal(self.name, member)] if sent else self._check_end()\n",
-        fault="                undone = self._check_end()\n",
+        text="        undone = [removal(self.name, member)] if sent else self._check_end()\n",
+        fault="        undone = self._check_end()\n",
         tests=(LONG_ORDERS, "tests/search/test_deadlock_servers.py"),
     ),
     Mutant(

@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant(
         name="a callback of a future may push",
         file="ps_worker/process/one_thread.py",
-        text="        _answering.now = True\n",
-        fault="        _answering.now = False\n",
+        text="        _thread.answers = True\n",
+        fault="        _thread.answers = False\n",
         tests=(f"{TABLE}::test_a_callback_of_a_future_may_not_push_or_pull",),
     ),
     Mutant(

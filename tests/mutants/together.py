@@ -83,14 +83,14 @@ MUTANTS = (
     ),
     Mutant(
         name="together: who waits in a call takes no steps",
-        file="ps_server/coordinator/jobs/job.py",
+        file="ps_server/coordinator/jobs/job_calls.py",
         text="        return {table: step for table, step in needed.items() if step > clocks[table]}\n",
         fault="        return {}\n",
         tests=(f"{UNIT}::test_who_waits_in_a_call_abstains_on_each_table_as_the_others_step_it",),
     ),
     Mutant(
         name="together: who waits in a call abstains under ssp as under bsp",
-        file="ps_server/coordinator/jobs/job.py",
+        file="ps_server/coordinator/jobs/job_calls.py",
         text="default=0) - staleness\n            for table",
         fault="default=0)\n            for table",
         tests=(f"{PURE}::test_others_need_the_steps_that_open_the_gate_for_who_is_furthest_of_them",),

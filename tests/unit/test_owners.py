@@ -110,6 +110,116 @@ def test_nobody_uses_another_objects_underscore_attributes():
     assert not {name: those for name, those in found.items() if those}
 
 
+# -- who sets an attribute -------------------------------------------------------------------------------
+
+# Attributes of what is not the project's: torch, ssl, ctypes, logging, weakref, exceptions; modules.
+NOT_OURS = {
+    *("grad", "data", "state", "param_groups", "step", "__getstate__"),  # of tensors, optimizers
+    *("_opt_called", "_wrapped_by_lr_sched"),
+    *("check_hostname", "verify_mode", "argtypes", "restype", "propagate", "atexit", "args"),
+}
+MODULES = {"sys", "os"}
+
+# Messages of protobuf, by the names that they have where they are filled.
+MESSAGES = {
+    "ps_server/coordinator/jobs/runner.py": {"action.reply.joined"},
+    "ps_server/coordinator/member_streams.py": {"progress"},
+    "ps_server/coordinator/readers.py": {"cut"},
+    "ps_server/coordinator/snapshots/attempt.py": {"self.progress", "end"},
+    "ps_worker/job/job_link.py": {"mark"},
+    "ps_worker/job/presence.py": {"progress"},
+    "ps_worker/membership/coordinator_calls.py": {"request"},
+    "ps_worker/membership/member_stream.py": {"request"},
+}
+
+# Plain records of another file, documented there: a partition's state machine counts in its ledgers, and the
+# one with backup workers, which is a state machine, too, in its members.
+INPUTS, MACHINE = "ps_server/shard/partition/inputs.py", "ps_server/shard/partition/machine.py"
+RECORDS = {
+    MACHINE: {(INPUTS, "Ledger")},
+    "ps_server/shard/partition/backup_machine.py": {(INPUTS, "Ledger"), (MACHINE, "_Member")},
+}
+
+
+def set_from_outside(file: str, tree: ast.Module) -> Iterator[str]:
+    """Stores to attributes of an object that somebody else has made, and that is no plain record here."""
+    plain = {name for cls in _classes(tree) if _is_record(cls) for name in _attributes(cls)}
+    for path, record in RECORDS.get(file, ()):
+        plain |= {name for cls in _classes(trees()[path]) if cls.name == record for name in _attributes(cls)}
+    mine: dict[int, bool] = {}
+    for owner in ast.walk(tree):
+        if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+            made = _made(owner) if not isinstance(owner, ast.Module) else set()
+            for node in ast.walk(owner):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+                    text = ast.unparse(node.value)
+                    ours = _is_self(node.value) or text in made
+                    mine[id(node)] = mine.get(id(node), False) or ours
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not mine.get(id(node), True):
+            text = ast.unparse(node.value)
+            known = text in MODULES or text in MESSAGES.get(file, ())
+            if not known and node.attr not in plain | NOT_OURS | _setters():
+                yield ast.unparse(node)
+
+
+def _is_record(cls: ast.ClassDef) -> bool:
+    """A class that its file has for itself, or a dataclass that can change: this file alone may set it."""
+    decorators = " ".join(map(ast.unparse, cls.decorator_list))
+    return _is_private(cls.name) or ("dataclass" in decorators and "frozen=True" not in decorators)
+
+
+def _made(owner: ast.AST) -> set[str]:
+    """Names that a function gives to what it has made: by a class, or to a class of its own."""
+    found = {node.name for node in ast.walk(owner) if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(owner):
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            pairs = [(node.target, node.value)]
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            pairs = [(node.optional_vars, node.context_expr)]
+        for target, value in pairs:
+            both = (
+                zip(target.elts, value.elts, strict=False)
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+                else [(target, value)]
+            )
+            found |= {it.id for it, what in both if isinstance(it, ast.Name) and _makes(what)}
+    return found
+
+
+def _makes(value: ast.expr) -> bool:
+    if isinstance(value, ast.IfExp):
+        return _makes(value.body) and _makes(value.orelse)
+    if not isinstance(value, ast.Call):
+        return False
+    called = ast.unparse(value.func)
+    classes = [part.lstrip("_") for part in called.split(".")]
+    return called in {"cls", "super().__new__"} or any(part[:1].isupper() for part in classes)
+
+
+@cache
+def _setters() -> set[str]:
+    """Properties that say themselves what a store does."""
+    return {
+        ast.unparse(decorator).removesuffix(".setter")
+        for tree in trees().values()
+        for cls in _classes(tree)
+        for node in cls.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if ast.unparse(decorator).endswith(".setter")
+    }
+
+
+def test_nobody_sets_another_objects_attributes():
+    """Who holds something changes it, by a method that says what has happened."""
+    found = {file: list(set_from_outside(file, tree)) for file, tree in trees().items()}
+    assert not {file: those for file, those in found.items() if those}
+
+
 # -- which nouns can be made alone -----------------------------------------------------------------------
 
 
@@ -236,6 +346,15 @@ def test_a_friend_is_found():
     text = "class A:\n    def f(self, other): self._x = 1; other._x; other._y; getattr(other, '_z')\n"
     assert list(foreign(ast.parse(text))) == ["other._y", "getattr(other, '_z')"]
     assert list(foreign(ast.parse("def f(cell): cell._held = 1"))) == ["cell._held"]
+
+
+def test_a_store_from_outside_is_found():
+    text = "def f(cell, cells):\n    cell.loaded = True\n    cells[0].steps += 1\n    del cell.held\n"
+    assert list(set_from_outside("a.py", ast.parse(text))) == ["cell.loaded", "cells[0].steps", "cell.held"]
+    text = "class A:\n    def f(self): self.part.started = True; self.x = 1; B().y.z = 2\n"
+    assert list(set_from_outside("a.py", ast.parse(text))) == ["self.part.started", "B().y.z"]
+    text = "def f():\n    made = B()\n    made.x = 1\n    first, made = 1, C()\n    first.y = 2\n"
+    assert list(set_from_outside("a.py", ast.parse(text))) == ["first.y"]
 
 
 def test_a_fragment_is_found():

@@ -22,6 +22,10 @@ from ps_lab.bench.turns import read_configuration, take_turns
 PIECE_ELEMENTS = 1 << 20  # 4 MiB of float32
 
 
+class _Scratch(threading.local):
+    mean: torch.Tensor | None = None  # of this thread
+
+
 class MemoryLimit:
     """A round, without processes."""
 
@@ -49,7 +53,7 @@ class MemoryLimit:
         ]
         self._pieces = [torch.nn.Parameter(self.halves[0][span]) for span in self._spans]
         self._steps = [optimizers.make(optimizer, [piece]) for piece in self._pieces]
-        self._scratch = threading.local()
+        self._scratch = _Scratch()
         self._version = 0
 
     def round(self, map_pieces: Callable[[Callable[[int], None], range], object]) -> None:
@@ -90,7 +94,7 @@ class MemoryLimit:
         first, *others = [gradient[span] for gradient in self._gradients]
         if not others:
             return first
-        if not hasattr(self._scratch, "mean"):
+        if self._scratch.mean is None:
             self._scratch.mean = torch.empty(PIECE_ELEMENTS)
         out: torch.Tensor = self._scratch.mean[: first.numel()]
         torch.add(first, others[0], out=out)

@@ -23,6 +23,15 @@ class DealtEpoch:
         """Of a worker's share, in the order of numbers."""
         return sorted(self.owners).index(worker)
 
+    def forget_samples(self) -> None:
+        """One who begins has used a part of its share before: how many samples are used now is not known."""
+        self.samples = 0
+
+    def count(self, samples: int, *, handed_on: int) -> None:
+        """So many samples more are used in pieces that are closed, of which some are `handed_on`."""
+        self.used += samples
+        self.handed_on += handed_on
+
     def give_up(self, workers: Collection[int], owner: int, *, left_over: bool) -> None:
         """Those of these who have not begun their shares never will; they are `owner`'s from now on."""
         for place, worker in enumerate(sorted(self.owners)):

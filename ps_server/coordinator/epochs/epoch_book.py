@@ -97,7 +97,8 @@ class EpochBook:
         again = worker in dealt.begun
         place, start = dealt.place(worker), 0 if again else dealt.starts.get(worker, 0)
         if first > start:
-            dealt.samples, start = 0, first
+            dealt.forget_samples()
+            start = first
         if not again:
             dealt.begun.add(worker)
             self._adopt(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, place=place, first=start))
@@ -349,8 +350,8 @@ class EpochBook:
     def _count(self, loader: int, piece: PieceUsage, sign: int = 1) -> None:
         epoch = self._epochs.get((loader, piece.epoch))
         if epoch is not None:
-            epoch.used += sign * piece.used().samples
-            epoch.handed_on += sign * piece.used().samples * piece.left_over
+            samples = sign * piece.used().samples
+            epoch.count(samples, handed_on=samples * piece.left_over)
 
     def _of(self, loader: int, worker: int, incarnation: int) -> list[PieceUsage]:
         known, pieces = self._dealt.get((loader, worker), (incarnation, []))

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ps_server.agreement.attendance import Choose
 from ps_server.agreement.chooser import Chooser, Sent
 from ps_server.agreement.clipping import Norm, coefficient, holders
 from ps_server.agreement.gate import gate_of
@@ -60,6 +59,10 @@ class ScaleBallot:
     _epoch: int = 0  # of the membership that norms were computed with
     _squares: dict[int, float] = field(default_factory=dict)
 
+    def remember(self, decided: pb.Decide) -> None:
+        """The last scale, which a ballot before this one has decided."""
+        self.decided = decided
+
     def begin(self, step: int) -> None:
         """The first step is this one: no shard asks for the one before."""
         if step > 0:
@@ -98,8 +101,8 @@ class _TableBallot:
     def begin(self, step: int) -> None:
         if self.scale is not None:
             self.scale.begin(step)
-        if self.chooser is not None and step > 0:
-            self.chooser.last = Choose(step=step - 1, workers=frozenset())  # no shard asks for that
+        if self.chooser is not None:
+            self.chooser.begin(step)
 
     def reported(self, shard: int, report: Report) -> list[Decision]:
         if self.of.opening != report.opening or shard not in self.holders:
@@ -186,7 +189,7 @@ class Ballots:
             decided = pb.Decide.FromString(bytes.fromhex(text))
             scale = self._tables[decided.job, decided.table].scale
             assert scale is not None, decided
-            scale.decided = decided
+            scale.remember(decided)
         for text in facts["choices"]:
             order = pb.Order.FromString(bytes.fromhex(text))
             choice: pb.Choose | pb.CatchUp = getattr(order, order.WhichOneof("kind") or "")

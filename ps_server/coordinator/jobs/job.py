@@ -33,7 +33,7 @@ from ps_server.coordinator.jobs.actions import (
     removal,
     tell,
 )
-from ps_server.coordinator.jobs.collectives import ABSENT, CallOutcome, Collectives
+from ps_server.coordinator.jobs.job_calls import JobCalls
 from ps_server.coordinator.jobs.loops import Loops
 from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.phase import JobState, Phase
@@ -64,7 +64,7 @@ class Job:
         roster: who is in it.
         starts: its tables, and what they wait for.
         epochs: who uses which samples.
-        collectives: calls that its workers make together.
+        calls: that its workers make together.
         loops: of its workers over epochs.
         ends: worker -> table -> steps that count, of workers that are gone.
     """
@@ -90,7 +90,14 @@ class Job:
             name, num_workers=num_workers, min_workers=min_workers, roster=self.roster, phase=self.phase
         )
         self.epochs = EpochBook()
-        self.collectives = Collectives()
+        self.calls = JobCalls(
+            self.roster,
+            self.phase,
+            self.starts.tables,
+            staleness=self.gate.staleness,
+            num_workers=num_workers,
+            min_workers=min_workers,
+        )
         self.loops = Loops()
         self.ends: dict[int, dict[int, int]] = {}
         self._refused = 0  # newcomers, of whom others were told
@@ -200,7 +207,7 @@ class Job:
         phase = self.phase
         if phase.broken is not None and self.roster.present():  # those who are here were told to go
             raise phase.broken
-        phase.broken = None
+        phase.take_in()
         ended = phase.state is JobState.ENDED
         late = self.starts.tables.begun and not ended  # who is not, begins with the others
         if late and phase.has_state and not phase.restored:
@@ -242,7 +249,7 @@ class Job:
         """The last state outside tables is here: the job has ended, unless somebody has come to train on."""
         if not any(member is asked for asked in self._uploaders):
             raise ConfigurationRefused(f"worker {member.worker} was not asked for the final state")
-        self.phase.has_final_state = True
+        self.phase.keep_final_state()
         return self._check_end()
 
     def finish(self, member: Member) -> list[Action]:
@@ -280,16 +287,16 @@ class Job:
             # it has said how far it came; all of it counts with its removal, which is before its eviction
             self.epochs.gone(member.worker, member.incarnation, member.steps)
         member.become(MemberState.LOST)
-        self.phase.membership_epoch += 1
+        epoch = self.phase.change_members()
         error = evicted(self.name, member.worker, member.incarnation)
-        return [*told, eviction(self.name, member, self.phase.membership_epoch), refusal(member, error)]
+        return [*told, eviction(self.name, member, epoch), refusal(member, error)]
 
     def give_up(self, unheard: Sequence[Member]) -> list[Action]:
         """Those who trained at the cut of a snapshot have not come back, and no shard knows them."""
         for member in unheard:
             member.become(MemberState.LOST)
         self.epochs.never_came(member.worker for member in unheard)
-        self.phase.membership_epoch += 1
+        self.phase.change_members()
         whom = named([member.holder for member in unheard])
         notice = pb.Notice(text=f"not back since servers were started again: {whom}; we go on")
         return [*(tell(member, notice=notice) for member in self.roster.heard()), *self._check_end()]
@@ -300,7 +307,7 @@ class Job:
 
     def tell_all(self, error: PsError) -> list[Action]:
         """Everybody present is told why the job cannot go on; they leave by themselves."""
-        self.phase.broken = self.phase.broken or error
+        self.phase.send_away(error)
         return [refusal(member, error) for member in self.roster.present()]
 
     def dismiss(self, error: PsError) -> list[Action]:
@@ -317,7 +324,7 @@ class Job:
         self._uploaders.clear()
         self.starts.clear()
         self.epochs.clear()
-        self.collectives.clear()
+        self.calls.collectives.clear()
         self._forget_loops()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
@@ -328,19 +335,15 @@ class Job:
         match order.WhichOneof("kind"):
             case "admit":
                 return self._admitted(order.admit)
-            case "remove" | "evict" as kind:
-                gone = getattr(order, kind)
-                if kind == "evict":  # of its pushes, those of the steps before the limits count
-                    self.epochs.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
-                    self.ends[gone.worker] = dict(gone.limits)
-                return self._removed(gone.worker, gone.incarnation, clocks)
-            case "enter":
-                return self.starts.entered(order.enter)
+            case "remove":
+                return self._removed(order.remove.worker, order.remove.incarnation, clocks)
+            case "evict":
+                return self._evicted(order.evict, clocks)
             case "open_table":
                 return self.starts.opened(order.open_table.table.number)
             case "start_table":
                 return self.starts.started(order.start_table.table)
-        return []
+        return self.starts.entered(order.enter) if order.HasField("enter") else []
 
     def failed(self, order: pb.Order, error: PsError, *, sent: bool = True) -> list[Action]:
         """A shard refused the order, or is not there: whom it concerns is told.
@@ -348,20 +351,29 @@ class Job:
         Who was to be let in may have been, on some shards: it is taken out again on all of them, however long
         that takes, before anything else is ordered. An order that was not `sent` needs no undoing.
         """
-        kind = order.WhichOneof("kind")
-        if kind == "admit":
-            member = self.roster.members[order.admit.worker]
-            if member.incarnation == order.admit.incarnation and member.present:
-                member.become(MemberState.LOST)
-                undone = [removal(self.name, member)] if sent else self._check_end()
-                return [refusal(member, error), *undone]
+        match order.WhichOneof("kind"):
+            case "admit":
+                return self._not_admitted(order.admit, error, sent=sent)
+            case "remove":
+                return self._not_removed(order.remove.worker, order.remove.incarnation, error)
+            case "fence":
+                return self._not_removed(order.fence.worker, order.fence.incarnation, error)
+            case "evict":
+                return self._not_removed(order.evict.worker, order.evict.incarnation, error)
+        return self.tell_all(error)
+
+    def _not_admitted(self, order: pb.AdmitMember, error: PsError, *, sent: bool) -> list[Action]:
+        member = self.roster.members[order.worker]
+        if member.incarnation != order.incarnation or not member.present:
             return []
+        member.become(MemberState.LOST)
+        undone = [removal(self.name, member)] if sent else self._check_end()
+        return [refusal(member, error), *undone]
+
+    def _not_removed(self, worker: int, incarnation: int, error: PsError) -> list[Action]:
         told = self.tell_all(error)
-        if kind not in ("remove", "fence", "evict"):
-            return told
-        gone = getattr(order, kind)
-        member = self.roster.members[gone.worker]
-        if member.incarnation == gone.incarnation:
+        member = self.roster.members[worker]
+        if member.incarnation == incarnation:
             member.become(MemberState.LOST)
         return told + self._check_end()
 
@@ -370,7 +382,7 @@ class Job:
         if member.incarnation != order.incarnation or member.state is not MemberState.JOINING:
             return []
         member.become(MemberState.JOINED)
-        self.phase.membership_epoch += 1
+        self.phase.change_members()
         joined = pb.Joined(
             worker=member.worker,
             incarnation=member.incarnation,
@@ -381,17 +393,23 @@ class Job:
         )
         return [tell(member, joined=joined), *self.starts.tell_waiting()]
 
+    def _evicted(self, gone: pb.EvictMember, clocks: Mapping[int, int]) -> list[Action]:
+        """All shards have evicted a worker: of its pushes, those of the steps before the limits count."""
+        self.epochs.gone(gone.worker, gone.incarnation, max(gone.limits.values(), default=0))
+        self.ends[gone.worker] = dict(gone.limits)
+        return self._removed(gone.worker, gone.incarnation, clocks)
+
     def _removed(self, worker: int, incarnation: int, clocks: Mapping[int, int]) -> list[Action]:
         """All shards have taken a worker out of the gates; `clocks` are the newest by table."""
         self.starts.first_steps.saw(clocks)
-        self.phase.membership_epoch += 1
+        self.phase.change_members()
         member = self.roster.members[worker]
         if member.incarnation != incarnation:
             return []
         actions: list[Action] = []
         if member.state is MemberState.FINISHING:
             member.become(MemberState.FINISHED)
-            self.phase.any_finished = True
+            self.phase.see_finished()
             self.epochs.finished(worker, incarnation, member.steps)
         elif member.state is MemberState.LEAVING:
             member.become(MemberState.LEFT)
@@ -411,15 +429,14 @@ class Job:
             saved: the snapshot.
             floor: incarnations up to this one are over.
         """
-        self.phase.roll_back(ended=saved.ended)
-        self.phase.has_final_state = saved.ended and "final" in saved.states
+        self.phase.roll_back(ended=saved.ended, has_final_state=saved.ended and "final" in saved.states)
         self._uploaders.clear()
         self.starts.restore(saved)
         self.epochs.restore(saved.shares)
-        self.collectives.roll_back()
+        self.calls.collectives.roll_back()
         self._forget_loops()
         known = bool(self.roster.members)
-        self.roster.floor = floor
+        self.roster.end_incarnations(floor)
         actions: list[Action] = []
         for member in self.roster.present():
             if member.state is MemberState.JOINING or member.reader:
@@ -429,8 +446,7 @@ class Job:
                 if member.worker in saved.workers and not member.reader and not saved.ended:
                     self._await(member.worker, member.lease_s)  # it does not know yet as whom it had joined
             else:
-                member.become(MemberState.RETURNING)
-                member.num_tables = 0
+                member.send_back()
                 actions.append(self.go_back(member))
         for worker in sorted(saved.workers) if not known and not saved.ended else ():
             self._await(worker, saved.workers[worker])
@@ -445,66 +461,6 @@ class Job:
         """Makes what one who is returning is told: the job went back."""
         error = rolled_back(self.name, self.starts.first_steps.step)
         return tell(member, rolled_back=pb.RolledBack(step=error.step, why=error.message))
-
-    # -- calls that all workers make together ----------------------------------------------------------
-
-    def calling(self) -> dict[int, int]:
-        """Whom a call that all workers make together waits for: worker -> incarnation.
-
-        Those who are here or on their way; of a job that starts with all, before that, all. Of those who came
-        in mid-run, who takes part already.
-        """
-        coming = (MemberState.JOINING, MemberState.JOINED, MemberState.RETURNING)
-        calling = {
-            member.worker: member.incarnation
-            for member in self.roster.members.values()
-            if member.state in coming
-            and not member.reader
-            and (not member.late or self.collectives.takes_part(member.worker, member.incarnation))
-        }
-        if not self.phase.has_state and not self.min_workers:
-            present = {member.worker for member in self.roster.present()}
-            calling |= {number: ABSENT for number in range(self.num_workers) if number not in present}
-        return calling
-
-    def stands(self, member: Member, number: int) -> None:
-        """A member says beside its calls which one is its next."""
-        if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
-            self.collectives.stands(member.worker, member.incarnation, number)
-
-    def settle_call(self, number: int) -> CallOutcome | None:
-        """The outcome of a call that all workers make together, if there is one by now."""
-        least = 0 if self.phase.has_state else self.min_workers
-        return self.collectives.settle(number, self.calling(), at_least=least)
-
-    def needed(self, member: Member, clocks: Mapping[int, int]) -> dict[int, int]:
-        """Table -> the step that others wait for a member to come to, while it waits in a call.
-
-        Args:
-            member: who takes no steps now.
-            clocks: table -> the step that it takes next.
-        """
-        staleness = self.gate.staleness
-        if staleness is None:
-            return {}
-        others = [other for other in self.roster.here() if other is not member and not other.reader]
-        needed = {
-            table: max((it.taken.get(table, 0) for it in others), default=0) - staleness
-            for table in range(self.num_tables)
-            if table in clocks
-        }
-        return {table: step for table, step in needed.items() if step > clocks[table]}
-
-    def elsewhere(self) -> list[Member]:
-        """Who trains, as far as is known, while others wait in a call."""
-        here = [member for member in self.roster.here() if not member.reader]
-        return [it for it in here if not self.collectives.waits(it.worker, it.incarnation)]
-
-    def missing_in_call(self, number: int) -> str:
-        """Who it waits for, for people."""
-        members = self.roster.members
-        missing = self.collectives.missing(number, self.calling())
-        return named([members[it].holder if it in members else f"worker {it}" for it in missing])
 
     # -- loops over epochs -----------------------------------------------------------------------------
 
@@ -568,7 +524,7 @@ class Job:
             "plain": phase | self.loops.dump(),
             "pairs": self.starts.first_steps.dump(),
             "shares": self.epochs.dump(),
-            "collectives": self.collectives.dump(),
+            "collectives": self.calls.collectives.dump(),
             "ends": [[worker, list(map(list, clocks.items()))] for worker, clocks in self.ends.items()],
             "awaited": sorted(self._awaited),
             "uploaders": [
@@ -584,7 +540,7 @@ class Job:
         self.loops.load(facts["plain"])
         self.epochs.load(facts["shares"])
         if "collectives" in facts:
-            self.collectives.load(facts["collectives"])
+            self.calls.collectives.load(facts["collectives"])
         self.ends = {worker: dict(clocks) for worker, clocks in facts.get("ends", ())}
         self._awaited = set(facts["awaited"])
         self.roster.load(facts)

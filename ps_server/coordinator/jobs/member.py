@@ -45,6 +45,7 @@ class Member:
 
     Attributes:
         state: changed by `become`.
+        num_tables: that it has made since it came, or was told to come back.
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
         steps: that it has taken, as it says when it goes.
@@ -70,6 +71,31 @@ class Member:
         """Goes on to a state that can follow, or stays."""
         assert state is self.state or state in NEXT[self.state], (self.state, state)
         self.state = state
+
+    def make_table(self) -> None:
+        """It has made its next table."""
+        self.num_tables += 1
+
+    def enter_at(self, steps: Mapping[int, int]) -> None:
+        """It came late, and may enter tables at these steps at the earliest."""
+        self.enters = steps
+
+    def say_taken(self, taken: Mapping[int, int]) -> None:
+        """A heartbeat brings table -> steps whose pushes have left."""
+        self.taken = taken
+
+    def say_steps(self, steps: int) -> None:
+        """It goes, and says how many steps it has taken."""
+        self.steps = steps
+
+    def send_back(self) -> None:
+        """It is told to come back, to the tables of a snapshot, as another incarnation."""
+        self.become(MemberState.RETURNING)
+        self.num_tables = 0
+
+    def be_known(self, incarnation: int, host: str) -> None:
+        """One that was known from a snapshot alone is here: as this incarnation, from this host."""
+        self.incarnation, self.host = incarnation, host
 
     @property
     def holder(self) -> str:

@@ -59,11 +59,37 @@ class Phase:
         assert state is self.state or state in NEXT[self.state], (self.state, state)
         self.state = state
 
-    def roll_back(self, *, ended: bool) -> None:
-        """The job is as a snapshot has it, which is of its end or not; members are as they were."""
+    def change_members(self) -> int:
+        """The members are others now; returns the epoch of the membership."""
         self.membership_epoch += 1
+        return self.membership_epoch
+
+    def send_away(self, why: PsError) -> None:
+        """Those who are here are told to go; a reason that they were told before stays."""
+        self.broken = self.broken or why
+
+    def take_in(self) -> None:
+        """Nobody is here any more who was told to go: others may come."""
+        self.broken = None
+
+    def see_finished(self) -> None:
+        """A worker has had no more data."""
+        self.any_finished = True
+
+    def keep_final_state(self) -> None:
+        """The last state outside tables is here."""
+        self.has_final_state = True
+
+    def train(self) -> None:
+        """Somebody trains, or nobody has come back who could: it is no more as the snapshot has it."""
+        self.restored = False
+
+    def roll_back(self, *, ended: bool, has_final_state: bool) -> None:
+        """The job is as a snapshot has it, which is of its end or not; members are as they were."""
+        self.change_members()
         self.enter(JobState.ENDED if ended else JobState.WAITING)
         self.restored, self.any_finished, self.broken = not ended, ended, None
+        self.has_final_state = has_final_state
 
     def clear(self) -> None:
         """The job's state is given up."""

@@ -103,6 +103,10 @@ class Roster:
             raise JobUnknown(f"worker {worker}, incarnation {incarnation}, is not in job {self.job}")
         return member
 
+    def end_incarnations(self, floor: int) -> None:
+        """Incarnations up to this one are over, and no other gets such a number."""
+        self.floor = floor
+
     @property
     def newest_incarnation(self) -> int:
         """The largest that a worker has had."""

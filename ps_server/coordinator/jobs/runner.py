@@ -73,7 +73,7 @@ class JobRunner:
         Nothing that it has sent to that one is to be sent again.
         """
         self.leases.end(member.worker, member.incarnation)
-        member.incarnation, member.host = resume.incarnation, UNKNOWN_HOST
+        member.be_known(resume.incarnation, UNKNOWN_HOST)
         mailbox = Mailbox(session=resume.session, number=resume.heard, taken=ALL_TAKEN)
         self.mailboxes[member.worker, member.incarnation] = mailbox
         self.leases.grant(member.worker, member.incarnation, member.lease_s, time.monotonic())

@@ -45,7 +45,7 @@ class JobRunners:
         if runner is None:
             if len(self.by_name) >= MAX_JOBS:
                 raise too_many_jobs(MAX_JOBS)
-            job.roster.floor = self._dropped.last_incarnation(name)
+            job.roster.end_incarnations(self._dropped.last_incarnation(name))
             runner = self.by_name[name] = JobRunner(job, self._fleet, self._forget)
         elif runner.job.forgotten:
             if not runner.idle:  # the shards still carry out what ends the job that had this name

@@ -55,7 +55,7 @@ class TableStarts:
         """
         number, ended = spec.number, self._phase.state is JobState.ENDED
         self.tables.check(member, spec, fixed=ended)
-        member.num_tables += 1
+        member.make_table()
         if number == len(self.tables):
             self.tables.records.append(TableRecord(spec))
             order = pb.OpenTable(job=self._job, table=message or table_to_proto(spec))
@@ -70,7 +70,7 @@ class TableStarts:
         """All shards hold a table."""
         if number >= len(self.tables):  # the job's state was given up meanwhile
             return []
-        self.tables.records[number].opened = True
+        self.tables.records[number].open()
         makers = self._makers(number)
         return [action for member in makers for action in self._has(member, number)] or self._advance(number)
 
@@ -92,7 +92,7 @@ class TableStarts:
         """
         if number >= len(self.tables) or not self._uploads(member, number):
             raise ConfigurationRefused(f"worker {member.worker} was not asked for table {number}'s weights")
-        self.tables.records[number].loaded = True
+        self.tables.records[number].upload()
         return self._advance(number)
 
     def started(self, number: int) -> list[Action]:
@@ -102,10 +102,10 @@ class TableStarts:
         table = self.tables.records[number]
         if table.started:  # nobody came back to a job that was restored
             return []
-        table.starting, table.started = False, True
+        table.start()
         self._phase.enter(JobState.RUNNING)
         if all(record.started for record in self.tables.records):
-            self._phase.restored = False
+            self._phase.train()
         return [
             self._tell_started(member, number, self.first_steps.of(member.worker, number))
             for member in self._makers(number)
@@ -141,19 +141,17 @@ class TableStarts:
 
     def restore(self, saved: SavedJob) -> None:
         """All shards hold the tables of a snapshot."""
-        self.tables.records = [
-            TableRecord(spec, opened=True, loaded=True, started=saved.ended) for spec in saved.tables
-        ]
+        self.tables.restore(saved.tables, started=saved.ended)
         self.first_steps.restore(saved.clocks)
 
     def without_anybody(self) -> list[Action]:
         """Nobody has come back to a job that was restored: whoever comes later goes on with it."""
         if not self._phase.restored:
             return []
-        self._phase.restored = False
+        self._phase.train()
         orders: list[Action] = []
         for number, record in enumerate(self.tables.records):
-            record.started = True
+            record.start()
             orders.append(ToShards(pb.Order(start_table=pb.StartTable(job=self._job, table=number))))
         return orders
 
@@ -199,7 +197,7 @@ class TableStarts:
             return []
         if not table.loaded or self._missing():
             return self.tell_waiting()
-        table.starting = True
+        table.begin_start()
         order = pb.StartTable(job=self._job, table=number)
         return [ToShards(pb.Order(start_table=order))]
 
@@ -222,7 +220,7 @@ class TableStarts:
     def _tell_made(self, member: Member, number: int) -> ToMember:
         upload = self._uploads(member, number)
         if upload:
-            self.tables.records[number].asked = member
+            self.tables.records[number].ask(member)
         return tell(member, table_made=pb.TableMade(table=number, upload=upload))
 
     @staticmethod

@@ -40,9 +40,29 @@ class TableRecord:
             "started": self.started,
         }
 
+    def open(self) -> None:
+        """All shards hold it."""
+        self.opened = True
+
+    def ask(self, member: Member) -> None:
+        """This member's weights start it."""
+        self.asked = member
+
+    def upload(self) -> None:
+        """These weights are on all shards."""
+        self.loaded = True
+
+    def begin_start(self) -> None:
+        """The shards are told to let members push and pull."""
+        self.starting = True
+
+    def start(self) -> None:
+        """All shards let members push and pull."""
+        self.starting, self.started = False, True
+
     @classmethod
     def load(cls, facts: Mapping[str, Any], members: Mapping[int, Member]) -> TableRecord:
-        """Makes the tables that were dumped, of these members."""
+        """Makes the table that was dumped, of these members."""
         spec = table_from_proto(spec_pb2.Table.FromString(bytes.fromhex(facts["spec"])))
         asked = None if facts["asked"] is None else members.get(facts["asked"])
         return cls(**{**facts, "spec": spec, "asked": asked})
@@ -115,6 +135,10 @@ class JobTables:
         """All workers are gone: what has started stays, and is made again otherwise."""
         while self.records and not self.records[-1].started:
             self.records.pop()
+
+    def restore(self, specs: Iterable[TableSpec], *, started: bool) -> None:
+        """All shards hold the tables of a snapshot in place of these; at its end they have `started`."""
+        self.records = [TableRecord(spec, opened=True, loaded=True, started=started) for spec in specs]
 
     def dump(self) -> list[dict[str, Any]]:
         """All of them, for JSON."""

@@ -75,8 +75,8 @@ def step_ahead(bound: BoundOptimizer, rate: float, gradients: Sequence[torch.Ten
     if weights.other is None or kernels.KERNELS is None or not kernels.fit([*gradients, weights.other]):
         return False
     with trace.span("mean and step"):
-        weights.ahead = kernels.KERNELS.mean_step(gradients, weights.now, rate, weights.other)
-    return weights.ahead
+        whole = kernels.KERNELS.mean_step(gradients, weights.now, rate, weights.other)
+    return weights.wrote_ahead(whole)
 
 
 def _turn(bound: BoundOptimizer, _rate: float, _average: torch.Tensor | None, _flags: Sequence[bool]) -> bool:

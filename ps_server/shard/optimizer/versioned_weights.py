@@ -64,6 +64,11 @@ class VersionedWeights:
             self._left.append((before, held))
         return self.now
 
+    def wrote_ahead(self, whole: bool) -> bool:
+        """The other half holds the next version, if it is `whole`; returns that."""
+        self.ahead = whole
+        return whole
+
     @trace.traced("carry weights")
     def carry(self) -> None:
         """The next version is like this one."""

@@ -25,7 +25,7 @@ from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
 from ps_server.shard.partition.cell_cut import CellCut
 from ps_server.shard.partition.cell_state import CellState
-from ps_server.shard.partition.gradient import Gradient, differ, owned
+from ps_server.shard.partition.gradient import Gradient, differ, gradient_of, owned
 from ps_server.shard.partition.lent_pushes import LentPushes
 from ps_server.shard.partition.machine import (
     Ack,
@@ -40,6 +40,7 @@ from ps_server.shard.partition.machine import (
 )
 from ps_server.shard.partition.meters import Meters
 from ps_server.shard.partition.owed_errors import OwedErrors
+from ps_server.shard.partition.pending_close import PendingClose
 from ps_server.shard.partition.replies import Replies
 from ps_server.shard.partition.screening import Screen, Screening, mean_of
 from ps_server.shard.partition.totals import Totals
@@ -76,9 +77,7 @@ class Cell:
         "__weakref__",
         "_clipping",
         "_closing",
-        "_held",
         "_index",
-        "_later",
         "_scratch",
         "_table",
         "_tally",
@@ -137,9 +136,7 @@ class Cell:
         self._scratch = scratch
         self._clipping = clipping
         self._tally = tally
-        self._later = later
-        self._closing: int | None = None  # a complete step that is about to be closed
-        self._held: int | None = None  # a complete step that waits for its scale
+        self._closing = PendingClose(later)
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
@@ -147,7 +144,7 @@ class Cell:
         """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
         with self.lock:
             self.values.set_weights(values)
-            self.meters.bytes_in += values.nbytes
+            self.meters.received(values.nbytes)
             self.loaded = True
 
     def double(self, halves: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -168,9 +165,9 @@ class Cell:
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
             self.owed.check(contribution.worker, contribution.incarnation, contribution.step)
-            if self._closing is not None and contribution.step > self._closing:
+            if self._closing.precedes(contribution.step):
                 self._close_now()  # it was acknowledged: whoever goes on may do so at once
-            gradient, found = contribution.payload, None
+            gradient, found = None if contribution.abstains else gradient_of(contribution), None
             if gradient is not None and not self.machine.gate.aggregates:
                 found = self.screening.nonfinite(gradient.values)
             if found is not None:
@@ -179,7 +176,7 @@ class Cell:
             else:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
-                self.meters.bytes_in += gradient.values.nbytes
+                self.meters.received(gradient.values.nbytes)
                 if gradient.borrowed and self.machine.holds(contribution):
                     self.loans.note(contribution)
             self.outlets[contribution.worker] = outlet
@@ -211,7 +208,7 @@ class Cell:
         """
         with self.lock:
             self._require_loaded()
-            if self._closing is not None:  # else the last step is missing, and what became of it
+            if self._closing.announced:  # else the last step is missing, and what became of it
                 self._close_now()
             self.owed.check(worker, incarnation)
             outlet.send(self._read(step, ended=ended))
@@ -219,8 +216,7 @@ class Cell:
     def decide(self, step: int, scale: float, now_s: float) -> None:
         """A clipped step that is complete here closes with this scale; another one is ignored."""
         with self.lock:
-            if self._held == step:
-                self._held = None
+            if self._closing.decide(step):
                 workers = frozenset(item.worker for item in self.machine.staged)
                 self._decide(step, workers, scale, now_s)
 
@@ -301,7 +297,7 @@ class Cell:
         """
         with self.lock:
             self._take_over(worker, incarnation)
-            self._held = None
+            self._closing.look_again()
             self._carry_out(self.machine.evict(worker, incarnation, limit, now_s), now_s)
             return self.machine.newest_clock
 
@@ -397,23 +393,16 @@ class Cell:
                 case Answer():
                     self._answer(action, now_s)
                 case Complete(step=step):
-                    self._close(step)
+                    self._closing.announce(step, self._close_now)
         self.cut.go_on()
         self._stands()
-
-    def _close(self, step: int) -> None:
-        """Submits a complete step for closing, once: the machine gives it again when members change."""
-        if step not in (self._held, self._closing):
-            self._closing = step
-            self._later(self._close_now)
 
     def _close_now(self) -> None:
         """Looks at what was pushed, then closes the step; a clipped one waits for its scale.
 
         It may run long after the last push of the step, beside pulls of the next: it has a time of its own.
         """
-        with self.lock, trace.span("close", self._index, self._closing):
-            step, self._closing = self._closing, None
+        with self.lock, trace.span("close", self._index, step := self._closing.take()):
             if step is None or not self.machine.complete:  # one has joined: it is given again
                 return
             found = None if self._steps_ahead() else self.screening.mean(self.machine)
@@ -422,7 +411,7 @@ class Cell:
                 workers = frozenset(item.worker for item in self.machine.staged)
                 self._decide(step, workers, 1.0, time.monotonic(), average)
                 return
-            self._held = step
+            self._closing.hold(step)
             norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
             self._clipping.complete(step, self._index, norm * norm)
 
@@ -431,7 +420,7 @@ class Cell:
         staged = self.machine.staged
         if not staged or self._clipping is not None or any(item.abstains for item in staged):
             return False
-        gradients: list[Gradient] = [item.payload for item in staged]
+        gradients = [gradient_of(item) for item in staged]
         if not is_plain([item.weight for item in staged]) or not all(_present(gradients)):
             return False
         group = gradients[0].hyper.groups[self.group]
@@ -446,10 +435,8 @@ class Cell:
             totals.add_clocks(machine.clocks)
             totals.tau.update(machine.tau)
             totals.meters.add(self.meters)
-            totals.mixed_steps += machine.mixed_steps
-            totals.hyper_mismatches = max(totals.hyper_mismatches, self.hyper_mismatches)
-            totals.weight_bytes += self.values.now.nbytes
-            totals.optimizer_bytes += self.values.optimizer_bytes()
+            totals.add_steps(mixed=machine.mixed_steps, mismatches=self.hyper_mismatches)
+            totals.add_bytes(weights=self.values.now.nbytes, optimizer=self.values.optimizer_bytes())
 
     def newest_clock(self) -> int:
         """The largest clock of a member; 0 where there is none."""
@@ -486,13 +473,13 @@ class Cell:
     def _give_back(self) -> None:
         """Tells workers that what they have lent is no longer read."""
         for lent in self.loans.release_below(self.machine.version):
-            if not lent.payload.pulls:
+            if not gradient_of(lent).pulls:
                 self._send(lent.worker, self.replies.free(lent.worker, lent.step))
 
     @trace.traced("apply")
     def _apply(self, action: Apply, average: torch.Tensor | None) -> None:
         begun_s = time.perf_counter()
-        gradients: list[Gradient] = [item.payload for item in action.contributions]
+        gradients = [gradient_of(item) for item in action.contributions]
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
         if not self.machine.gate.aggregates:
@@ -505,9 +492,9 @@ class Cell:
         self.meters.applies.count(time.perf_counter() - begun_s)
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
-        for item in [item for item in contributions if item.payload.hyper != hyper]:
+        for item in [item for item in contributions if gradient_of(item).hyper != hyper]:
             self.hyper_mismatches += 1
-            if item.payload.strict:
+            if gradient_of(item).strict:
                 self.owed.owe(item.worker, item.incarnation, differ(item.step, contributions[0].worker))
 
     def _answer(self, action: Answer, now_s: float) -> None:
@@ -550,7 +537,7 @@ class Cell:
         machine = self.machine
         copies = self.values.doubled and not ended
         payload = bytes_of(self.values.now.clone()) if copies else self.values.payload
-        self.meters.bytes_out += len(payload)
+        self.meters.sent(len(payload))
         message = self.replies.pulled(step, machine.version, machine.clocks, payload, copied=copies)
         self.values.sent(message)
         return message

@@ -36,10 +36,15 @@ class Gradient:
     pulls: bool = False
 
 
+def gradient_of(contribution: Contribution) -> Gradient:
+    """The gradient of a contribution that does not abstain."""
+    assert isinstance(contribution.payload, Gradient)
+    return contribution.payload
+
+
 def owned(contribution: Contribution) -> Contribution:
     """The contribution, with values in memory of ours."""
-    gradient: Gradient | None = contribution.payload
-    if gradient is None or not gradient.borrowed:
+    if contribution.abstains or not (gradient := gradient_of(contribution)).borrowed:
         return contribution
     return replace(contribution, payload=replace(gradient, values=gradient.values.clone(), borrowed=False))
 

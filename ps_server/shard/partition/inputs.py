@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Contribution:
         step: its clock when it pushed.
         version: of the weights that the gradient was computed on.
         weight: in the mean (BSP).
-        payload: opaque; None abstains.
+        payload: opaque to the machine, see `gradient.gradient_of`; None abstains.
     """
 
     worker: int
@@ -24,7 +24,7 @@ class Contribution:
     step: int
     version: int = 0
     weight: float = 1.0
-    payload: Any = None
+    payload: object | None = None
 
     @property
     def abstains(self) -> bool:
@@ -111,7 +111,7 @@ Action: TypeAlias = Apply | Ack | Answer | Complete
 
 @dataclass(slots=True)
 class Ledger:
-    """The counts of one worker's pushes and pulls here, over all its incarnations."""
+    """The counts of one worker's pushes and pulls here, over all its incarnations. A plain record."""
 
     received: int = 0
     applied: int = 0

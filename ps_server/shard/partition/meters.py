@@ -32,6 +32,14 @@ class Meters:
         self.gate_waits = Histogram(SECONDS)
         self.applies = Histogram(SECONDS)
 
+    def received(self, nbytes: int) -> None:
+        """Gradients or weights of so many bytes have come."""
+        self.bytes_in += nbytes
+
+    def sent(self, nbytes: int) -> None:
+        """Weights of so many bytes leave for who does not push."""
+        self.bytes_out += nbytes
+
     def answered(self, nbytes: int, waited_s: float) -> None:
         """A pull got weights of so many bytes."""
         self.pulls += 1

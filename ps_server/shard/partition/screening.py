@@ -13,6 +13,7 @@ import torch
 
 from ps_server.log import logger
 from ps_server.shard.optimizer.mean import Mean, Scratch, mean
+from ps_server.shard.partition.gradient import gradient_of
 from ps_server.shard.partition.inputs import Contribution
 from ps_server.shard.partition.machine import StepMachine
 from ps_server.shard.partition.owed_errors import OwedErrors
@@ -113,7 +114,7 @@ class Screening:
             average = found.values
             if not self._screen.active or found.finite or (found.finite is None and looks_finite(average)):
                 return found
-            looked = [(item, self._first_nonfinite(item.payload.values)) for item in staged]
+            looked = [(item, self._first_nonfinite(gradient_of(item).values)) for item in staged]
             bad = [(item, piece) for item, piece in looked if piece is not None]
             if not bad and self._first_nonfinite(average) is None:
                 return found  # finite, and its sum is not
@@ -133,7 +134,7 @@ class Screening:
 
     def withheld(self, contribution: Contribution, piece: Piece) -> None:
         """A contribution was not applied because of this piece: its sender may be owed an error."""
-        sent = contribution.payload.values.dtype
+        sent = gradient_of(contribution).values.dtype
         error = self._screen.found(contribution.worker, contribution.step, piece, sent)
         if error is not None:
             self._owed.owe(contribution.worker, contribution.incarnation, error)
@@ -144,5 +145,5 @@ class Screening:
 
 def mean_of(contributions: Sequence[Contribution], scratch: Scratch) -> Mean:
     """The weighted mean of contributions, none of which abstains; see `mean`."""
-    values = [item.payload.values for item in contributions]
+    values = [gradient_of(item).values for item in contributions]
     return mean(values, [item.weight for item in contributions], scratch)

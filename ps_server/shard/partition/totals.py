@@ -53,6 +53,16 @@ class Totals:
         self.newest = max(self.newest, version)
         self.partitions += 1
 
+    def add_steps(self, *, mixed: int, mismatches: int) -> None:
+        """Of a partition: its mixed steps, and steps that took other hyper-parameters than a worker's."""
+        self.mixed_steps += mixed
+        self.hyper_mismatches = max(self.hyper_mismatches, mismatches)
+
+    def add_bytes(self, *, weights: int, optimizer: int) -> None:
+        """Those that a partition holds."""
+        self.weight_bytes += weights
+        self.optimizer_bytes += optimizer
+
     def add_ledgers(self, ledgers: Mapping[int, Ledger]) -> None:
         """Those of a partition."""
         for worker, part in ledgers.items():

@@ -29,7 +29,7 @@ import torch
 from ps_server.shard.optimizer.partition_tensors import TensorsState
 from ps_server.shard.optimizer.piece_optimizer import State, known
 from ps_server.shard.partition.cell_state import CellState
-from ps_server.shard.partition.gradient import Gradient
+from ps_server.shard.partition.gradient import Gradient, gradient_of
 from ps_server.shard.partition.machine import MAX_TAU, Contribution, Ledger
 from ps_server.shard.partition.machine_state import MachineMember, MachineState
 from ps_server.shard.table.table_state import TableState
@@ -63,8 +63,8 @@ def encode_cell(
         for kind, value in own.items():
             tensors[f"{table}/{kind}/{whose}"] = value
     for item in machine.staged:
-        if item.payload is not None:
-            tensors[f"{table}/{STAGED}/{index}/{item.worker}"] = item.payload.values.contiguous()
+        if not item.abstains:
+            tensors[f"{table}/{STAGED}/{index}/{item.worker}"] = gradient_of(item).values.contiguous()
     facts: dict[str, Any] = {
         "index": index,
         "pieces": [
@@ -90,8 +90,8 @@ def encode_cell(
 def encode_hyper(state: TableState) -> list[Any]:
     """Facts about hyper-parameters that pushes may still refer to."""
     return [
-        [worker, number, _hyper_text(hyper)]
-        for worker, kept in sorted(state.hyper.items())
+        [worker, rank, number, _hyper_text(hyper)]
+        for (worker, rank), kept in sorted(state.hyper.items())
         for number, hyper in kept.items()
     ]
 
@@ -114,9 +114,9 @@ def _hyper_text(hyper: Hyperparameters) -> str:
 def _staged_facts(item: Contribution) -> dict[str, Any]:
     facts: dict[str, Any] = {"worker": item.worker, "incarnation": item.incarnation, "step": item.step}
     facts |= {"version": item.version, "weight": item.weight}
-    gradient: Gradient | None = item.payload
-    if gradient is None:
+    if item.abstains:
         return facts
+    gradient = gradient_of(item)
     return facts | {
         "present": [int(flag) for flag in gradient.present],
         "hyper": _hyper_text(gradient.hyper),
@@ -245,10 +245,10 @@ class TableReader:
         cells = {
             index: self._with_staged(index, state, facts[index]) for index, state in self.shard(plan, shard)
         }
-        hyper: dict[int, dict[int, Hyperparameters]] = {}
+        hyper: dict[tuple[int, int], dict[int, Hyperparameters]] = {}
         for _, table in self._sources:
-            for worker, number, text in table["hyper"]:
-                hyper.setdefault(worker, {})[number] = _hyper(text)
+            for worker, rank, number, text in table["hyper"]:
+                hyper.setdefault((worker, rank), {})[number] = _hyper(text)
         return TableState(cells=cells, hyper=hyper)
 
     def parameter(self, name: str, kind: str = WEIGHT) -> torch.Tensor:

@@ -33,9 +33,15 @@ class ShardSnapshots:
         store: where this shard's are; None: it was started without --snapshot-dir.
     """
 
-    def __init__(self, shard: int, num_shards: int, table_of: Callable[[str, int], ShardTable]) -> None:
-        """Takes a way to a job's tables."""
-        self.store: SnapshotStore | None = None
+    def __init__(
+        self,
+        shard: int,
+        num_shards: int,
+        table_of: Callable[[str, int], ShardTable],
+        store: SnapshotStore | None,
+    ) -> None:
+        """Takes a way to a job's tables, and where snapshots are."""
+        self.store = store
         self._shard = shard
         self._num_shards = num_shards
         self._table_of = table_of

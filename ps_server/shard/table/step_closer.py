@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
-from ps_server.agreement.attendance import Attendance, Choice, Choose, TableAttendance
+from ps_server.agreement.attendance import Attendance, Choice, TableAttendance
 from ps_server.agreement.chooser import Chooser
 from ps_server.agreement.clipping import Clipping, Norm, coefficient
 from ps_server.agreement.messages import Report
@@ -123,8 +123,8 @@ class StepCloser:
     def choose_from_here(self) -> None:
         """The cells hold what was loaded: where this shard chooses alone, the next step is the open one."""
         step = max((cell.machine.open_step for cell in self._cells.values()), default=0)
-        if self._chooser is not None and step > 0:
-            self._chooser.last = Choose(step=step - 1, workers=frozenset())  # no cell asks for that
+        if self._chooser is not None:
+            self._chooser.begin(step)
 
     def settle(self) -> None:
         """Acts where steps may have become complete, or workers late, on all cells of this shard."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -167,6 +166,10 @@ class ShardTable:
 
     # -- frames ----------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Members may push and pull; weights are no longer loaded."""
+        self.started = True
+
     def receive(self, frame: wire.Frame, outlet: Outlet, *, member: bool) -> None:
         """Takes a frame of an authenticated worker.
 
@@ -193,7 +196,7 @@ class ShardTable:
         hyper = hyperparameters_from_proto(message)
         optimizer = self.spec.optimizer
         piece_optimizer.check_hyperparameters(optimizer.name, optimizer.hyperparameters.groups, hyper.groups)
-        self._hyper.keep(frame.worker, frame.hyper, hyper)
+        self._hyper.keep((frame.worker, frame.rank), frame.hyper, hyper)
 
     def _receive_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
@@ -396,7 +399,7 @@ class ShardTable:
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:
             return self.spec.optimizer.hyperparameters
-        hyper = self._hyper.get(frame.worker, frame.hyper)
+        hyper = self._hyper.get((frame.worker, frame.rank), frame.hyper)
         if hyper is None:
             raise PayloadMismatch(f"worker {frame.worker} has sent no hyper-parameters {frame.hyper}")
         return hyper
@@ -434,14 +437,6 @@ class ShardTable:
         for cell in self._cells.values():
             cell.add_to(made)
         return made
-
-    def tau(self) -> Counter[int]:
-        """Version staleness of every push applied, over all partitions."""
-        total: Counter[int] = Counter()
-        for cell in self._cells.values():
-            with cell.lock:
-                total.update(cell.machine.tau)
-        return total
 
     def ledger(self, worker: int) -> Ledger:
         """A worker's figures: counts summed over partitions, gap and gate wait the largest of one."""

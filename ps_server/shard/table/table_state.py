@@ -15,10 +15,10 @@ class TableState:
 
     Attributes:
         cells: partition -> its state.
-        hyper: worker -> number -> hyper-parameters that pushes may still refer to.
+        hyper: (worker, rank) -> number -> hyper-parameters that pushes may still refer to.
         epoch: of the membership, as norms of clipped steps know it.
     """
 
     cells: Mapping[int, CellState]
-    hyper: Mapping[int, Mapping[int, Hyperparameters]] = field(default_factory=dict)
+    hyper: Mapping[tuple[int, int], Mapping[int, Hyperparameters]] = field(default_factory=dict)
     epoch: int = 0

@@ -1,7 +1,7 @@
-"""One connection of one worker: its HELLO, then its frames, each to its table; errors go back as REFUSE.
+"""One connection of one rank: its HELLO, then its frames, each to its table; errors go back as REFUSE.
 
-A worker has one live connection to a shard: a new HELLO retires the session before it, so that a frame that
-was still on its way on a broken connection never takes the place of what the new one asked for.
+Each rank of a worker has one live connection to a shard: its new HELLO retires its session before, so that a
+frame that was still on its way on a broken connection never takes the place of what the new one asked for.
 
 It knows frames and the shard, not the carrier underneath. `_lock` is held while a frame is taken and guards
 `_retired`: once `retire` returns, no frame of that connection is taken any more. It is not held while a peer
@@ -38,7 +38,7 @@ PULLED_TOGETHER = 8  # partitions of a list, before it is looked again whether t
 
 
 class Session:
-    """A `Receiver`. The first frame must be HELLO: worker, incarnation, meta = token, then the job's name.
+    """A `Receiver`. The first frame must be HELLO: worker, rank, incarnation, meta = token, job's name.
 
     Attributes:
         carrier: that its frames come over, for people.
@@ -60,7 +60,7 @@ class Session:
         self._outlet = outlet
         self._token_bytes = token_bytes
         self._job: str | None = None
-        self._worker = 0
+        self._worker = self._rank = 0
         self._incarnation = 0
         self._lent: set[int] = set()  # tables
         self._lock = threading.Lock()
@@ -128,13 +128,16 @@ class Session:
         """See `Receiver.closed`."""
         if self._job is not None:
             self._shard.traffic.leave(self)
-            self._shard.forget(self._job, self._worker, self, self._outlet)
+            self._shard.forget(self._job, self._worker, self, self._outlet, self._rank)
             self._shard.complaints.end(self._peer)
 
     @property
     def _peer(self) -> str:
         """As the log names it; strangers share their lines there."""
-        return "a stranger" if self._job is None else f"job {self._job} worker {self._worker}"
+        if self._job is None:
+            return "a stranger"
+        rank = f" rank {self._rank}" if self._rank else ""
+        return f"job {self._job} worker {self._worker}{rank}"
 
     def _hello(self, frame: wire.Frame) -> None:
         if frame.kind is not wire.Kind.HELLO:
@@ -143,18 +146,20 @@ class Session:
         token, name = said[: self._token_bytes], said[self._token_bytes :]
         job = name.decode("ascii", errors="replace")
         self._shard.check_generation(frame.generation)
-        self._shard.use_token(job, frame.worker, frame.incarnation, token)
+        self._shard.use_token(job, frame.worker, frame.incarnation, token, frame.rank)
         if frame.flags & wire.SHARED:
             self._outlet = self._regions = SharedRegions(self._outlet)
             self.carrier = Carrier.SHM
-        before = self._shard.replace_session(job, frame.worker, frame.incarnation, self)
-        self._job, self._worker, self._incarnation = job, frame.worker, frame.incarnation
+        before = self._shard.replace_session(job, frame.worker, frame.incarnation, self, frame.rank)
+        self._job, self._incarnation = job, frame.incarnation
+        self._worker, self._rank = frame.worker, frame.rank
         self._shard.traffic.enter(self)
         if before is not None:
             before.retire()
         hello = wire.Frame(
             kind=wire.Kind.HELLO,
             worker=frame.worker,
+            rank=frame.rank,
             incarnation=frame.incarnation,
             generation=self._shard.generation,
         )
@@ -164,6 +169,8 @@ class Session:
         """Takes a frame; False: the connection is of no use any more."""
         if frame.worker != self._worker:
             raise StrangerRefused(f"this connection is worker {self._worker}'s, not {frame.worker}'s")
+        if frame.rank != self._rank:
+            raise StrangerRefused(f"this connection is rank {self._rank}'s, not {frame.rank}'s")
         if frame.incarnation != self._incarnation:
             raise StaleIncarnation(
                 f"this connection is incarnation {self._incarnation}'s, not {frame.incarnation}'s"

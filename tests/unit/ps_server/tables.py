@@ -161,7 +161,7 @@ class Servers:
             payload = self._bytes(buckets, index)
             self._give(index, wire.Frame(kind=wire.Kind.LOAD, partition=index, payload=payload, worker=0))
         for shard in self.shards:
-            shard.started = True
+            shard.start()
         self.outlets[0].clear()
 
     def take(self, shard: int, report: Report) -> None:

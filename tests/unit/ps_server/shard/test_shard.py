@@ -7,7 +7,8 @@ import struct
 import pytest
 import torch
 
-from ps_server.shard.shard import CELL_BYTES, MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES
+from ps_server.shard.memory_budget import CELL_BYTES
+from ps_server.shard.shard import MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,

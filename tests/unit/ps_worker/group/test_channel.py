@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ps_wire.errors import GroupBroken, JobMismatch
+from ps_worker.group.abort import Abort
 from ps_worker.group.channel import MAX_HEADER_BYTES, Said
 from tests.unit.ps_worker.group.wires import town
 
@@ -59,7 +60,9 @@ def test_who_waits_for_a_rank_that_has_gone_is_told_which() -> None:
 def test_the_end_of_the_group_frees_who_waits_though_nothing_comes() -> None:
     with town(2) as group:
         found = group.run(
-            lambda rank: group.channels[1].hear() if rank else group.aborts[1].set("rank 5 was silent")
+            lambda rank: (
+                group.channels[1].hear("step 1") if rank else group.aborts[1].set("rank 5 was silent")
+            )
         )
 
         assert isinstance(found[1], GroupBroken)
@@ -86,3 +89,55 @@ def test_what_is_no_message_ends_the_group(text: bytes) -> None:
 
     assert isinstance(found[0], GroupBroken)
     assert "no message" in found[0].message
+
+
+def test_what_each_rank_says_reaches_every_other() -> None:
+    with town(4) as group:
+        found = group.run(lambda rank: group.channels[rank].share("step 3", {"n": rank * "x"}))
+
+    assert all([one.fields["n"] for one in heard] == ["", "x", "xx", "xxx"] for heard in found)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_who_says_something_else_to_all_is_named_on_all(odd: int) -> None:
+    def script(rank: int) -> object:
+        if rank == odd:
+            return group.channels[rank].relay("finish()", lambda _: Said())
+        return group.channels[rank].share("step 3")
+
+    with town(3) as group:
+        found = group.run(script)
+
+    assert all(isinstance(error, GroupBroken) for error in found)
+    rest = 1 if odd == 0 else odd
+    names = ("finish()", "step 3") if odd == 0 else ("step 3", "finish()")
+    assert all(
+        f"rank 0 is at {names[0]}, and rank {rest} on host{rest} at {names[1]}" in str(it) for it in found
+    )
+
+
+def test_tensors_cross_each_other_and_arrive_in_the_order_in_which_they_are_sent() -> None:
+    def script(rank: int) -> list[torch.Tensor]:
+        others = [it for it in range(3) if it != rank]
+        sends = [(to, torch.full((5,), 10.0 * rank + part)) for part in range(2) for to in others]
+        parts = [torch.zeros(5) for _ in range(4)]
+        group.channels[rank].swap(sends, [(others[it // 2], part) for it, part in enumerate(parts)])
+        return parts
+
+    with town(3) as group:
+        found = group.run(script)
+
+    for rank, parts in enumerate(found):
+        wanted = [10.0 * other + part for other in range(3) if other != rank for part in range(2)]
+        assert [float(it[0]) for it in parts] == wanted
+
+
+def test_who_waits_for_something_else_hears_of_the_end_of_the_group_once() -> None:
+    abort, heard = Abort(), []
+    abort.when_set(heard.append)
+
+    error = abort.set("rank 1 has gone")
+    abort.set("rank 2 has gone")
+    abort.when_set(heard.append)
+
+    assert heard == [error, error]

@@ -10,13 +10,19 @@ import torch
 
 from ps_server.shard.optimizer.mean import Scratch, mean
 from ps_wire.errors import GroupBroken, NonFiniteGradient
+from ps_wire.spec.plan import Partition
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from tests.unit.ps_worker.group.wires import Town, town
 
 SIZES = (1001, 64)  # elements of each bucket
-PIECES = [[2, 1], [1]]  # of parameters in each partition of each
-ALL = [[[True, True], [True]], [[True]]]
+PARTITIONS = [
+    Partition(index=0, bucket=0, shard=0, offset=0, numel=600),
+    Partition(index=1, bucket=0, shard=1, offset=600, numel=401),
+    Partition(index=2, bucket=1, shard=0, offset=0, numel=64),
+]
+PIECES = [2, 1, 1]  # of parameters in each
+ALL = [[[True, True], [True]], [[True]]]  # by bucket and partition
 
 
 def gradients(rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -37,7 +43,7 @@ class Table:
         self.asked = [False for _ in ranks]
         self.endings = [Ending(lambda rank=rank: self.asked[rank]) for rank in ranks]  # type: ignore[misc]
         self.reduces = [
-            GradientReduce(group.channels[rank], self.endings[rank], 0, self.flat[rank], PIECES)
+            GradientReduce(group.channels[rank], self.endings[rank], 0, self.flat[rank], PARTITIONS, PIECES)
             for rank in ranks
         ]
 
@@ -47,6 +53,30 @@ class Table:
             reduce.push(bucket, step=step, weight=1.0, hyper=hyper, present=there)
             for bucket, there in enumerate(present)
         ]
+
+    def reduced(self) -> list[torch.Tensor]:
+        """By bucket, each partition as its owner has it."""
+        made = [torch.zeros_like(it) for it in self.flat[0]]
+        for reduce, flat in zip(self.reduces, self.flat, strict=True):
+            for index in reduce.owned:
+                it = PARTITIONS[index]
+                place = slice(it.offset, it.offset + it.numel)
+                made[it.bucket][place] = flat[it.bucket][place]
+        return made
+
+
+def pushed(found: list[Any]) -> dict[int, tuple[float, Any]]:
+    """By partition: weight and presence, of what all ranks push."""
+    every = [reduced for rank in found for reduced in rank]
+    assert sum(len(reduced.partitions) for reduced in every) == len(PARTITIONS)
+    return {
+        index: (reduced.weight, there)
+        for reduced in every
+        for index, there in zip(reduced.partitions, reduced.present, strict=True)
+    }
+
+
+EVERY = {0: (1.0, [True, True]), 1: (1.0, [True]), 2: (1.0, [True])}
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -62,10 +92,9 @@ def test_the_mean_is_that_of_the_servers_to_the_bit(size: int) -> None:
 
         found = group.run(table.push)
 
-    assert all(torch.equal(got, want) for got, want in zip(table.flat[0], wanted, strict=True))
-    assert [reduced.bucket for reduced in found[0]] == [0, 1]
-    assert [reduced.weight for reduced in found[0]] == [1.0, 1.0]
-    assert found[1:] == [[None, None]] * (size - 1)
+    assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
+    assert pushed(found) == EVERY
+    assert len([reduce for reduce in table.reduces if reduce.owned]) == min(size, len(PARTITIONS))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -77,7 +106,7 @@ def test_sixteen_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype) 
 
         group.run(table.push)
 
-    assert all(torch.equal(got, want) for got, want in zip(table.flat[0], wanted, strict=True))
+    assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
 
 
 @pytest.mark.parametrize("idle", [0, 1, 2])
@@ -89,8 +118,8 @@ def test_a_rank_without_a_gradient_is_left_out_of_the_mean(idle: int) -> None:
 
         found = group.run(lambda rank: table.reduces[rank].abstain(0) if rank == idle else table.push(rank))
 
-    assert all(torch.equal(got, want) for got, want in zip(table.flat[0], wanted, strict=True))
-    assert [(reduced.bucket, reduced.present) for reduced in found[0]] == list(enumerate(ALL))
+    assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
+    assert pushed(found) == EVERY
 
 
 def test_where_no_rank_has_a_gradient_nothing_is_pushed() -> None:
@@ -109,7 +138,11 @@ def test_a_parameter_is_there_if_one_rank_has_used_it() -> None:
 
         found = group.run(lambda rank: table.push(rank, present=some[rank]))
 
-    assert [reduced.present for reduced in found[0]] == [[[True, False], [True]], [[False]]]
+    assert {index: there for index, (_, there) in pushed(found).items()} == {
+        0: [True, False],
+        1: [True],
+        2: [False],
+    }
 
 
 def test_ranks_with_other_hyper_parameters_end_together() -> None:
@@ -131,7 +164,7 @@ def test_a_rank_a_step_ahead_of_another_is_named() -> None:
         found = group.run(lambda rank: table.push(rank, step=rank))
 
     assert all(isinstance(error, GroupBroken) for error in found)
-    assert "rank 1 on host1 at step 1 of table 0" in found[0].message
+    assert "rank 0 is at step 0 of table 0, and rank 1 on host1 at step 1 of table 0" in found[0].message
 
 
 def test_a_step_that_was_broken_off_in_its_middle_ends_the_group() -> None:
@@ -149,30 +182,41 @@ def test_a_step_that_was_broken_off_in_its_middle_ends_the_group() -> None:
     assert isinstance(found[0], GroupBroken)
 
 
-def test_weights_and_versions_of_the_owner_reach_all_ranks() -> None:
-    def script(rank: int) -> list[int]:
-        mine = weights if rank == 0 else others[rank]
-        return table.reduces[rank].spread(1, lambda: [3, 3, 4], lambda: mine)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_weights_and_versions_of_the_owners_reach_all_ranks(size: int) -> None:
+    versions = [3, 5, 4]
 
-    with town(3) as group:
+    def script(rank: int) -> list[int]:
+        own = table.reduces[rank].owned
+        for index in own:  # those that it has pulled
+            it = PARTITIONS[index]
+            place = slice(it.offset, it.offset + it.numel)
+            shown[rank][it.bucket][place] = weights[it.bucket][place]
+        known = [version if index in own else 0 for index, version in enumerate(versions)]
+        return table.reduces[rank].spread(1, lambda: known, lambda: shown[rank])
+
+    with town(size) as group:
         table = Table(group)
-        weights = [torch.randn(size) for size in SIZES]
-        others = {rank: [torch.zeros(size) for size in SIZES] for rank in (1, 2)}
+        weights = [torch.randn(count) for count in SIZES]
+        shown = [[torch.zeros(count) for count in SIZES] for _ in range(size)]
 
         found = group.run(script)
 
-    assert found == [[3, 3, 4]] * 3
-    assert all(torch.equal(x, y) for rank in (1, 2) for x, y in zip(others[rank], weights, strict=True))
+    assert found == [versions] * size
+    assert all(torch.equal(x, y) for mine in shown for x, y in zip(mine, weights, strict=True))
 
 
-def test_an_error_in_place_of_weights_is_raised_on_all_ranks() -> None:
-    def fail() -> list[int]:
-        raise NonFiniteGradient("a gradient held NaN")
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks(failing: int) -> None:
+    def arrive(rank: int) -> list[int]:
+        if rank == failing:
+            raise NonFiniteGradient("a gradient held NaN")
+        return [0, 0, 0]
 
     with town(2) as group:
         table = Table(group)
 
-        found = group.run(lambda rank: table.reduces[rank].spread(1, fail, list))
+        found = group.run(lambda rank: table.reduces[rank].spread(1, lambda: arrive(rank), list))
 
     assert [type(error) for error in found] == [NonFiniteGradient] * 2
 
@@ -181,7 +225,7 @@ def test_an_error_in_place_of_weights_is_raised_on_all_ranks() -> None:
 def test_one_rank_that_is_to_end_ends_all_at_the_same_step(asked: int) -> None:
     def step(rank: int, number: int) -> bool:
         table.push(rank, step=number)
-        table.reduces[rank].spread(number + 1, lambda: [0], list)
+        table.reduces[rank].spread(number + 1, lambda: [0, 0, 0], lambda: table.flat[rank])
         return table.endings[rank].agreed
 
     with town(2) as group:

@@ -188,17 +188,17 @@ def test_others_need_the_steps_that_open_the_gate_for_who_is_furthest_of_them(co
     desk = Desk(3, consistency=consistency)
     waits, second, third = desk.start()
     second.taken, third.taken = {0: 7, 5: 100}, {0: 9}
-    assert desk.job.needed(waits, {0: 4, 5: 1}) == ({} if step is None else {0: step})
-    assert desk.job.needed(waits, {0: 9}) == {}
-    assert desk.job.needed(waits, {}) == {}
+    assert desk.job.calls.needed(waits, {0: 4, 5: 1}) == ({} if step is None else {0: step})
+    assert desk.job.calls.needed(waits, {0: 9}) == {}
+    assert desk.job.calls.needed(waits, {}) == {}
     desk.finish(third)
-    assert desk.job.needed(waits, {0: 3}) == ({} if step is None else {0: step - 2})
+    assert desk.job.calls.needed(waits, {0: 3}) == ({} if step is None else {0: step - 2})
 
 
 def test_who_waits_in_a_call_is_not_asked_where_it_is():
     desk = Desk(2)
     waits, trains = desk.start()
-    desk.job.collectives.bring(0, waits.worker, waits.incarnation, mean(1.0))
-    assert desk.job.elsewhere() == [trains]
-    desk.job.settle_call(0)
-    assert desk.job.elsewhere() == [trains]
+    desk.job.calls.collectives.bring(0, waits.worker, waits.incarnation, mean(1.0))
+    assert desk.job.calls.elsewhere() == [trains]
+    desk.job.calls.settle(0)
+    assert desk.job.calls.elsewhere() == [trains]

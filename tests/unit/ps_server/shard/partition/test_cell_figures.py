@@ -83,7 +83,7 @@ def test_the_wait_at_the_gate_ends_when_the_step_is_closed(monkeypatch):
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
     cell = started(shard).cell(0)
     closes: list[Callable[[], None]] = []
-    monkeypatch.setattr(cell, "_later", closes.append)
+    monkeypatch.setattr(cell._closing, "_later", closes.append)
     for worker in range(WORKERS):
         pushed = Contribution(worker=worker, incarnation=1, step=0, payload=None)
         cell.push(pushed, Kept(), 10.0)

@@ -64,7 +64,7 @@ def continued(before: Servers, sources, num_shards: int, step: int, consistency)
         shard.load(TableState(cells=dict(reader.shard(after.plan, number))))
         for worker in range(WORKERS):
             shard.join(worker, 1, step)
-        shard.started = True
+        shard.start()
     return after
 
 
@@ -104,7 +104,7 @@ def test_a_table_in_the_middle_of_a_step_is_handed_off_with_what_is_staged():
     successor = ShardTable(job="j", spec=straight.spec, plan=straight.plan, shard=0, gate=gate_of(BSP()))
     state = TableReader(straight.spec, sources).going_on(straight.plan, 0)
     successor.load(state, going_on=True)
-    successor.started = True
+    successor.start()
     successor.resume()
     straight.step(2, second, hyper)
     expected = straight.pull(0, 3)
@@ -130,7 +130,7 @@ def test_a_step_that_is_complete_when_a_table_is_handed_off_closes_there():
         TableReader(before.spec, saved(before, going_on=True)).going_on(before.plan, 0),
         going_on=True,
     )
-    successor.started = True
+    successor.start()
     successor.resume()
     assert {cell.machine.version for cell in successor.cells()} == {2}
 

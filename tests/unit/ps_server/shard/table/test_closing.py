@@ -41,7 +41,7 @@ class Deferred:
         for worker in (0, 1):
             self.table.join(worker, 1, 0)
         self.table.cell(0).loaded = True
-        self.table.started = True
+        self.table.start()
 
     @property
     def version(self) -> int:
@@ -109,7 +109,7 @@ def test_an_error_that_nobody_has_heard_is_handed_on():
     it.push(1, 0)
     it.close()
     successor.table.load(it.table.dump(going_on=True), going_on=True)
-    successor.table.started = True
+    successor.table.start()
     with pytest.raises(NonFiniteGradient):
         successor.push(0, 1)
     successor.push(1, 1)

@@ -52,7 +52,7 @@ def table_of(model: Consistency, num_workers: int = 1, partitions: int = 1) -> S
     for partition in range(partitions):
         load = wire.Frame(kind=wire.Kind.LOAD, partition=partition, payload=bytes(4 * ELEMENTS))
         table.receive(load, Outlet(), member=True)
-    table.started = True
+    table.start()
     for worker in range(num_workers):
         table.join(worker, 1, 0)
     return table

@@ -47,16 +47,16 @@ class Table:
             self.table.join(worker, 1, 0)
         if start:
             self.send(Kind.LOAD, payload=bytes(BYTES))
-            self.table.started = True
+            self.table.start()
             self.outlets[0].clear()
 
     def send(self, kind, worker=0, *, member=True, incarnation=1, **fields):
         frame = wire.Frame(kind=kind, worker=worker, incarnation=incarnation, **fields)
         self.table.receive(wire.decode(wire.encode(frame)), self.outlets[worker], member=member)
 
-    def hyper(self, number, worker=0, **values):
+    def hyper(self, number, worker=0, *, rank=0, **values):
         message = hyperparameters_to_proto(Hyperparameters((group(**values),)))
-        self.send(Kind.HYPER, worker, hyper=number, meta=message.SerializeToString())
+        self.send(Kind.HYPER, worker, rank=rank, hyper=number, meta=message.SerializeToString())
 
     @property
     def weights(self):
@@ -146,7 +146,7 @@ def test_weights_that_nobody_loaded_are_not_sent():
     it = Table(start=False)
     with pytest.raises(JobUnknown, match="no weights yet"):
         it.send(Kind.PULL, flags=wire.READ, meta=listed(0))
-    it.table.started = True
+    it.table.start()
     with pytest.raises(JobUnknown, match="no weights yet"):
         it.send(Kind.PULL, meta=listed(0))
 
@@ -276,6 +276,15 @@ def test_hyper_parameters_belong_to_the_pushes_that_name_them():
         it.send(Kind.PUSH, 1, hyper=1, payload=ONES)
 
 
+def test_hyper_parameters_belong_to_the_rank_that_has_sent_them():
+    it = Table(consistency=ASP())
+    it.hyper(1, lr=10.0)
+    it.hyper(1, lr=100.0, rank=1)
+    for step, rank in enumerate((0, 1, 0)):
+        it.send(Kind.PUSH, step=step, hyper=1, rank=rank, payload=ONES)
+    assert it.weights[0] == -120.0
+
+
 def test_the_last_few_hyper_parameters_are_kept():
     """A worker cannot fill the memory with them."""
     it = Table(consistency=ASP())
@@ -331,7 +340,7 @@ def test_figures_add_up_over_partitions():
     it = Table(spec=spec, start=False)
     for cell in range(3):
         it.send(Kind.LOAD, partition=cell, payload=bytes(BYTES))
-    it.table.started = True
+    it.table.start()
     for worker, lists in ((0, (0, 1)), (1, (2,))):
         it.send(Kind.ABSTAIN, worker, meta=listed(*lists))
         for partition in {0, 1, 2} - set(lists):
@@ -340,4 +349,4 @@ def test_figures_add_up_over_partitions():
         ledger = it.table.ledger(worker)
         assert ledger.received == 3
         assert (ledger.applied, ledger.abstained, ledger.dropped) == (3 - abstained, abstained, 0)
-    assert it.table.tau() == {0: 3}
+    assert it.table.totals().tau == {0: 3}

@@ -43,7 +43,7 @@ class Table:
             self.table.join(worker, 1, 0)
         self.start = torch.full((NUMEL,), START, dtype=getattr(torch, dtype))
         self.send(Kind.LOAD, payload=self.start.numpy().tobytes())
-        self.table.started = True
+        self.table.start()
 
     def send(self, kind: Kind, worker: int = 0, *, member: bool = True, **fields: object) -> None:
         frame = wire.Frame(kind=kind, worker=worker, incarnation=1, **fields)  # type: ignore[arg-type]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import struct
+from functools import partial
 
 import pytest
 
 from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import FrameMalformed, InternalError, StrangerRefused
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import MEMORY, Carrier, deliver
 from ps_wire.frames.frame import Kind
 from ps_wire.frames.messages import parse_message, refused_from_proto
+from ps_wire.process.ranks import MAX_SIZE
 from ps_wire.sockets import shared_memory
+from ps_wire.spec.table import Hyperparameters
 from ps_wire.v1 import coordinator_pb2
 from tests.unit.ps_server.tables import Kept, group, table_spec
 
@@ -50,9 +54,9 @@ class Wire:
         frame = wire.Frame(kind=kind, worker=worker, incarnation=incarnation, **fields)
         return self.session.receive(frame)
 
-    def hello(self, worker=0, incarnation=1, *, token=None, job="j"):
-        token = self.shard.make_token("j", worker, incarnation) if token is None else token
-        return self.send(Kind.HELLO, worker, incarnation, meta=token + job.encode())
+    def hello(self, worker=0, incarnation=1, *, token=None, job="j", rank=0):
+        token = self.shard.make_token("j", worker, incarnation, rank) if token is None else token
+        return self.send(Kind.HELLO, worker, incarnation, rank=rank, meta=token + job.encode())
 
     def refusal(self):
         """The frame that came last, and the error in it."""
@@ -301,3 +305,78 @@ def test_who_is_fenced_between_its_token_and_its_connection_is_to_come_again():
     assert not it.hello()
     assert it.refusal()[1].retryable
     assert not it.session.authenticated
+
+
+def test_ranks_of_one_worker_have_a_connection_each_and_a_new_one_retires_that_of_its_rank_alone():
+    it = Wire()
+    sessions = {}
+    for rank in (0, 1, 1):
+        it.connect()
+        assert it.hello(rank=rank)
+        assert it.outlet.take()[-1].rank == rank
+        sessions.setdefault(rank, []).append(it.session)
+
+    def takes(session, rank):
+        return session.receive(
+            wire.Frame(kind=Kind.LOAD, worker=0, incarnation=1, rank=rank, payload=bytes(4096))
+        )
+
+    (first,), (before, now) = sessions[0], sessions[1]
+    assert [takes(first, 0), takes(before, 1), takes(now, 1)] == [True, False, True]
+    assert set(it.shard.jobs()[0].sessions) == {(0, 0), (0, 1)}
+    now.closed()
+    assert set(it.shard.jobs()[0].sessions) == {(0, 0)}
+    assert takes(first, 0)
+
+
+def test_a_token_of_one_rank_opens_no_connection_of_another_and_a_frame_says_its_rank():
+    it = Wire()
+    assert not it.hello(rank=1, token=it.shard.make_token("j", 0, 1, 2))
+    assert isinstance(it.refusal()[1], StrangerRefused)
+
+    it.connect()
+    assert it.hello(rank=1)
+    assert it.send(Kind.LOAD, rank=2, payload=bytes(4096))
+    assert "this connection is rank 1's, not 2's" in it.refusal()[1].message
+
+
+@pytest.mark.parametrize(("worker", "rank"), [(0, MAX_SIZE), (wire.FIRST_READER, 1)])
+def test_a_rank_that_no_group_has_gets_no_token(worker: int, rank: int):
+    it = Wire()
+    it.shard.start_table("j", 0)
+    it.admit(wire.FIRST_READER, reader=True)
+
+    with pytest.raises(StrangerRefused, match=f"no rank {rank} of worker"):
+        it.shard.make_token("j", worker, 1, rank)
+
+
+def test_an_eviction_ends_the_connections_of_all_ranks():
+    it = Wire()
+    severed: list[int] = []
+    sessions = []
+    for rank in range(3):
+        it.connect()
+        it.outlet.sever = partial(severed.append, rank)
+        assert it.hello(rank=rank)
+        sessions.append(it.session)
+
+    limits = it.shard.members.fence(job="j", worker=0, incarnation=1)
+    it.shard.members.evict(job="j", worker=0, incarnation=1, limits=limits, epoch=1)
+
+    assert it.shard.jobs()[0].sessions == {}
+    assert severed == [0, 1, 2]
+    for rank, session in enumerate(sessions):
+        assert not session.receive(wire.Frame(kind=Kind.LOAD, worker=0, incarnation=1, rank=rank))
+
+
+def test_hyper_parameters_of_ranks_with_the_same_number_are_told_apart():
+    hyper = {rank: Hyperparameters((group(lr=float(rank)),)) for rank in (1, 2)}
+    kept = KeptHyperparameters()
+    for rank, mine in hyper.items():
+        kept.keep((0, rank), 7, mine)
+
+    again = KeptHyperparameters()
+    again.load(kept.dump())
+
+    assert [again.get((0, rank), 7) for rank in (1, 2)] == [hyper[1], hyper[2]]
+    assert again.get((0, 0), 7) is None

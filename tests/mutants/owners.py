@@ -1,0 +1,99 @@
+"""Faults of owners: which rank pushes what, and how shards tell the ranks of one worker apart."""
+
+from .mutant import Mutant
+
+GROUP = "tests/unit/ps_worker/group"
+REDUCE, OWNERS, CHANNEL = (
+    f"{GROUP}/test_gradient_reduce.py",
+    f"{GROUP}/test_owners.py",
+    f"{GROUP}/test_channel.py",
+)
+SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
+TABLE = "tests/unit/ps_server/shard/table/test_table.py"
+GROUPS = "tests/integration/test_groups.py"
+
+MUTANTS = (
+    Mutant(
+        name="owners: a rank's HELLO retires the connection of another rank",
+        file="ps_server/shard/shard.py",
+        text="            before, entry.sessions[worker, rank] = entry.sessions.get((worker, rank)), session\n",
+        fault="            before, entry.sessions[worker, 0] = entry.sessions.get((worker, 0)), session\n",
+        tests=(
+            f"{SESSION}::test_ranks_of_one_worker_have_a_connection_each_and_a_new_one_retires_that_of_its_rank_alone",
+        ),
+    ),
+    Mutant(
+        name="owners: a connection of one rank takes frames of another",
+        file="ps_server/shard/transport/session.py",
+        text="        if frame.rank != self._rank:\n",
+        fault="        if False:\n",
+        tests=(
+            f"{SESSION}::test_a_token_of_one_rank_opens_no_connection_of_another_and_a_frame_says_its_rank",
+        ),
+    ),
+    Mutant(
+        name="owners: there is no largest rank",
+        file="ps_server/shard/shard.py",
+        text="    if rank >= (1 if worker >= FIRST_READER else MAX_SIZE):\n",
+        fault="    if False:\n",
+        tests=(f"{SESSION}::test_a_rank_that_no_group_has_gets_no_token",),
+    ),
+    Mutant(
+        name="owners: a fence ends the connection of rank 0 alone",
+        file="ps_server/shard/job.py",
+        text="        taken = [key for key in self.sessions if key[0] == worker]\n",
+        fault="        taken = [key for key in self.sessions if key == (worker, 0)]\n",
+        tests=(f"{SESSION}::test_an_eviction_ends_the_connections_of_all_ranks",),
+    ),
+    Mutant(
+        name="owners: hyper-parameters of ranks take each other's place",
+        file="ps_server/shard/table/table.py",
+        text="        self._hyper.keep((frame.worker, frame.rank), frame.hyper, hyper)\n",
+        fault="        self._hyper.keep((frame.worker, 0), frame.hyper, hyper)\n",
+        tests=(f"{TABLE}::test_hyper_parameters_belong_to_the_rank_that_has_sent_them",),
+    ),
+    Mutant(
+        name="owners: rank 0 owns all partitions",
+        file="ps_worker/group/owners.py",
+        text="        owner = min(range(ranks), key=loads_bytes.__getitem__)\n",
+        fault="        owner = 0\n",
+        tests=(f"{OWNERS}::test_no_rank_has_more_than_its_part_and_one_partition",),
+    ),
+    Mutant(
+        name="owners: the bytes of an owner are not counted",
+        file="ps_worker/group/owners.py",
+        text="        loads_bytes[owner] += sizes_bytes[index]\n",
+        fault="        loads_bytes[owner] += 1\n",
+        tests=(f"{OWNERS}::test_partitions_of_one_size_go_round_and_the_small_ones_level_what_is_left",),
+    ),
+    Mutant(
+        name="owners: each rank pulls the whole model",
+        file="ps_worker/exchange/exchange.py",
+        text="pulled=[it.index for it in self._own]\n",
+        fault="pulled=None\n",
+        tests=(
+            f"{GROUPS}::test_each_rank_pushes_and_pulls_its_part_of_the_model_itself_and_the_job_knows_workers_alone",
+        ),
+    ),
+    Mutant(
+        name="owners: an error of one owner is raised on it alone",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        self._raise_first(said)\n",
+        fault="        self._raise_first(said[self._rank : self._rank + 1])\n",
+        tests=(f"{REDUCE}::test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks",),
+    ),
+    Mutant(
+        name="owners: a rank takes another's statement for the leader's answer",
+        file="ps_worker/group/channel.py",
+        text='        self._compare(str(said.fields.get("what")), self.ranks.rank, Said({"what": what}))\n',
+        fault="        pass\n",
+        tests=(f"{CHANNEL}::test_who_says_something_else_to_all_is_named_on_all",),
+    ),
+    Mutant(
+        name="owners: who waits for servers does not hear that the group has ended",
+        file="ps_worker/group/abort.py",
+        text="        for tell in told:\n",
+        fault="        for tell in told[:0]:\n",
+        tests=(f"{CHANNEL}::test_who_waits_for_something_else_hears_of_the_end_of_the_group_once",),
+    ),
+)
