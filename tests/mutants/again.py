@@ -97,4 +97,24 @@ MUTANTS = (
             f"{RESUME}::test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_its_body_again",
         ),
     ),
+    Mutant(
+        name="again: the first round of a script is never over",
+        file="ps_worker/membership/round_barrier.py",
+        text="self._between() or (not self._usual and self._all_begun(self._clocks()))",
+        fault="self._between()",
+        tests=(
+            "tests/unit/ps_worker/membership/test_round_barrier.py"
+            "::test_the_first_round_is_over_when_each_table_had_a_step",
+        ),
+    ),
+    Mutant(
+        name="again: what belongs to a round is forgotten by who joins again",
+        file="ps_worker/membership/round_barrier.py",
+        text="self._counts or self._usual, Counter()",
+        fault="self._counts, Counter()",
+        tests=(
+            "tests/unit/ps_worker/membership/test_round_barrier.py"
+            "::test_what_belongs_to_a_round_is_still_known_when_the_worker_has_joined_again",
+        ),
+    ),
 )
