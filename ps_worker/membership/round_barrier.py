@@ -55,7 +55,7 @@ class RoundBarrier:
     def stepped(self) -> frozenset[int]:
         """Tables of which a step has begun in a round that is under way.
 
-        Of the script's first round no one before tells what belongs to it: it is over when each table had a step.
+        What belongs to the script's first round no other tells: it is over when each table had a step.
         """
         with self._changed:
             over = self._between() or (not self._usual and self._all_begun(self._clocks()))
