@@ -6,6 +6,7 @@ BOOK = "ps_server/coordinator/epochs/epoch_book.py"
 BOOK_TESTS = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 DEALT = "tests/component/data/test_dealt_epochs.py"
 DATA = "ps_worker/data/script_data.py"
+SCRIPT = "tests/unit/ps_worker/data/test_script_data.py"
 LOOPS = "tests/component/snapshots/test_loops.py"
 RESUME = "tests/component/snapshots/test_resume.py"
 COMES_AGAIN = f"{LOOPS}::test_who_comes_again_goes_on_in_the_loop_in_which_the_job_is"
@@ -73,7 +74,7 @@ MUTANTS = (
         file=DATA,
         text="                    if self._back_to < first:\n",
         fault="                    if False:\n",
-        tests=(GOES_BACK,),
+        tests=(f"{SCRIPT}::test_a_later_loop_does_not_train_what_an_earlier_one_is_sent_back_to",),
     ),
     Mutant(
         name="again: who runs its loops again goes on counting",
