@@ -89,7 +89,9 @@ class Servers:
     def figures(self, shard: int) -> shard_pb2.TablesReply:
         """What a shard says of its tables."""
         request = shard_pb2.TablesRequest()
-        reply: shard_pb2.TablesReply = ShardStub(self._channels[shard]).Tables(request, timeout=LIMIT_S)
+        reply: shard_pb2.TablesReply = ShardStub(self._channels[shard]).Tables(
+            request, timeout=LIMIT_S, wait_for_ready=True
+        )
         return reply
 
     def table(self, shard: int, job: str) -> shard_pb2.TableStatus:

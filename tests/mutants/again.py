@@ -6,11 +6,13 @@ BOOK = "ps_server/coordinator/epochs/epoch_book.py"
 BOOK_TESTS = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 DEALT = "tests/component/data/test_dealt_epochs.py"
 DATA = "ps_worker/data/script_data.py"
+SCRIPT = "tests/unit/ps_worker/data/test_script_data.py"
 LOOPS = "tests/component/snapshots/test_loops.py"
 RESUME = "tests/component/snapshots/test_resume.py"
 COMES_AGAIN = f"{LOOPS}::test_who_comes_again_goes_on_in_the_loop_in_which_the_job_is"
 BEHIND = f"{LOOPS}::test_who_comes_while_the_others_are_behind_a_loop_goes_on_there_and_makes_their_calls"
 GOES_BACK = f"{LOOPS}::test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot"
+ROUNDS = "tests/unit/ps_worker/membership/test_round_barrier.py"
 
 MUTANTS = (
     Mutant(
@@ -72,7 +74,7 @@ MUTANTS = (
         file=DATA,
         text="                    if self._back_to < first:\n",
         fault="                    if False:\n",
-        tests=(GOES_BACK,),
+        tests=(f"{SCRIPT}::test_a_later_loop_does_not_train_what_an_earlier_one_is_sent_back_to",),
     ),
     Mutant(
         name="again: who runs its loops again goes on counting",
@@ -96,5 +98,19 @@ MUTANTS = (
         tests=(
             f"{RESUME}::test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_its_body_again",
         ),
+    ),
+    Mutant(
+        name="again: the first round of a script is never over",
+        file="ps_worker/membership/round_barrier.py",
+        text="self._between() or (not self._usual and self._all_begun(self._clocks()))",
+        fault="self._between()",
+        tests=(f"{ROUNDS}::test_the_first_round_is_over_when_each_table_had_a_step",),
+    ),
+    Mutant(
+        name="again: what belongs to a round is forgotten by who joins again",
+        file="ps_worker/membership/round_barrier.py",
+        text="self._counts or self._usual, Counter()",
+        fault="self._counts, Counter()",
+        tests=(f"{ROUNDS}::test_what_belongs_to_a_round_is_still_known_when_the_worker_has_joined_again",),
     ),
 )

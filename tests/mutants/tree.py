@@ -20,6 +20,7 @@ from .table import ROOT
 
 SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
 C_SOURCE = "ps_wire/process/kernels.c"
+LIBRARIES = "ps_wire/process/_kernels*.so"  # what it is built to
 
 
 class Tree:
@@ -47,7 +48,7 @@ class Tree:
             CannotBuild: the mutated C code is refused by the compiler.
         """
         file = self.path / row.file
-        libraries = list((self.path / "ps_wire").glob("_kernels*.so"))
+        libraries = list(self.path.glob(LIBRARIES))
         kept = {it: (it.read_bytes(), it.stat()) for it in (file, *libraries)}  # the repository may change
         text = file.read_text().replace(row.text, row.fault)
         if file.suffix == ".py":
@@ -89,11 +90,11 @@ class Tree:
 
     def _build(self) -> None:
         shutil.rmtree(self.path / "build", ignore_errors=True)
-        for library in (self.path / "ps_wire").glob("_kernels*.so"):
+        for library in self.path.glob(LIBRARIES):
             library.unlink()
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"]
         made = subprocess.run(command, cwd=self.path, capture_output=True, text=True, check=False)
-        if not list((self.path / "ps_wire").glob("_kernels*.so")):
+        if not list(self.path.glob(LIBRARIES)):
             raise CannotBuild(made.stdout + made.stderr)
 
 

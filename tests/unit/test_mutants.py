@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ps_wire.process import kernels
 from tests.mutants.__main__ import Faulty, Killed, Results, Verdict, verdict
 from tests.mutants.mutant import Mutant
 from tests.mutants.table import problems, rows
-from tests.mutants.tree import CannotBuild
+from tests.mutants.tree import C_SOURCE, LIBRARIES, CannotBuild
 from tests.mutants.trial import Outcome
 
 ROW = Mutant(
@@ -26,6 +27,11 @@ ROW = Mutant(
 def test_each_row_has_its_text_once_and_names_tests_that_are_there():
     """So no row is lost when the code that it is about is written anew."""
     assert problems(rows()) == []
+
+
+def test_what_rows_of_c_build_is_where_it_is_loaded_from():
+    """Else each of them would be void, and leave a mutated library to the rows after it."""
+    assert Path(LIBRARIES).parent == Path(C_SOURCE).parent == Path(*kernels.__name__.split(".")).parent
 
 
 @pytest.mark.parametrize(

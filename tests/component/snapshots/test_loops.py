@@ -198,6 +198,7 @@ def test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot(durabl
         script(worker, run, dies)
     check_same(run, undisturbed)
     assert run.bodies[-1] == BODIES[-1]
+    assert set(run.bodies) <= set(BODIES)
     assert set(used(durable, job).values()) == {SAMPLES}
 
 

@@ -42,6 +42,10 @@ Fork = Callable[..., Forked]
 @pytest.fixture(scope="module", name="server")
 def _server() -> Iterator[ForkServer]:
     made = ForkServer(RUN)
+    # Its process dies with the thread that starts it, and the first test may be one of many threads.
+    first = made.start([command_path("ps-server"), "--help"], os.environ)
+    assert said(first)
+    assert first.wait() == 0
     yield made
     made.close()
 

@@ -194,6 +194,17 @@ def test_a_step_is_decided_when_all_shards_have_reported_it():
     assert decide.scale == coefficient(1.0, 16.0)
 
 
+def test_shards_squares_are_added_in_their_order():
+    """Not in the order in which reports come: each run decides the same scale, to the bit."""
+    squares = [1.0, *[2**-53] * 3]
+    last_first = opened(spec_of(1.0, shapes=((80_000,),)), len(squares))
+    for shard in reversed(range(1, len(squares))):
+        assert said(last_first, shard, norm(0, squares[shard])) is None
+    decide, shards = said(last_first, 0, norm(0, squares[0]))
+    assert shards == tuple(range(len(squares)))
+    assert decide.scale == coefficient(1.0, sum(squares)) != coefficient(1.0, sum(reversed(squares)))
+
+
 def test_a_shard_that_has_not_heard_a_decision_is_told_again():
     """The same one, alone; the next step goes on."""
     decisions = opened()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from ps_wire.errors import RolledBack
 from ps_wire.spec.consistency import ASP
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.position import Position, Positions
@@ -41,6 +44,19 @@ class Worker:
         return pb.ShareReply()
 
     def use(self, request: pb.UseRequest) -> None: ...
+
+
+def test_a_later_loop_does_not_train_what_an_earlier_one_is_sent_back_to() -> None:
+    """It is told once, and the loops that it runs then are all of them again."""
+    data = ScriptData(ASP(), Worker())
+    assert list(data.epochs(range(2))) == [0, 1]
+    later = data.epochs(range(3))
+    assert next(later) == 0
+    data.rewind(Positions(epoch=1, loaders=()))
+    with pytest.raises(RolledBack, match="epoch 1, which is one of an earlier loop"):
+        next(later)
+    assert list(data.epochs(range(2))) == [1]
+    assert list(data.epochs(range(3))) == [0, 1, 2]
 
 
 def test_who_is_sent_to_the_epoch_whose_first_batch_it_asks_for_runs_its_body_once() -> None:
