@@ -86,6 +86,13 @@ MUTANTS = (
         tests=("tests/unit/ps_worker/recording/test_recorder.py",),
     ),
     Mutant(
+        name="stragglers: a factor does nothing to tables",
+        file="ps_worker/steps.py",
+        text="            self._straggling.resumed(self.step, self._idle_s)\n",
+        fault="            pass\n",
+        tests=("tests/component/training/test_record.py",),
+    ),
+    Mutant(
         name="metrics: a split without waits at the gate is no number",
         file="ps_lab/compare/metrics.py",
         text="np.nansum(",
