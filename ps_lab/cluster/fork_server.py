@@ -37,7 +37,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
-from ps_lab.cluster.die_with_parent import die_with
+from ps_wire.process.die_with_parent import die_with
 
 COMMANDS = ("ps-server", "ps-worker")
 # Imported before the first fork: what the commands import late, since `--help` needs none of it, and what the

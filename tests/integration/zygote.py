@@ -24,7 +24,8 @@ def install() -> None:
 
 def lend_fork_server(threads: int) -> None:
     """Forks another fork server from this process, and has the command that comes use it."""
-    from ps_lab.cluster import die_with_parent, fork_server  # noqa: PLC0415
+    from ps_lab.cluster import fork_server  # noqa: PLC0415
+    from ps_wire.process import die_with_parent  # noqa: PLC0415
 
     ours, theirs = socket.socketpair()
     parent = os.getpid()
@@ -44,7 +45,8 @@ def lend_fork_server(threads: int) -> None:
 def main() -> None:
     """Serves until the tests have closed their end, or have ended."""
     sys.path.insert(0, ROOT)
-    from ps_lab.cluster import die_with_parent, fork_server  # noqa: PLC0415 - found now
+    from ps_lab.cluster import fork_server  # noqa: PLC0415 - found now
+    from ps_wire.process import die_with_parent  # noqa: PLC0415 - found now
 
     die_with_parent.die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,6 +8,8 @@ REDUCE, OWNERS, CHANNEL = (
     f"{GROUP}/test_owners.py",
     f"{GROUP}/test_channel.py",
 )
+RANK_PROCESSES = "tests/unit/ps_worker/process/test_rank_processes.py"
+FAULTS = "tests/faults/test_groups.py"
 SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
 TABLE = "tests/unit/ps_server/shard/table/test_table.py"
 GROUPS = "tests/integration/test_groups.py"
@@ -15,6 +17,24 @@ GROUPS = "tests/integration/test_groups.py"
 LENT = f"{GROUP}/test_lent_gradients.py"
 
 MUTANTS = (
+    Mutant(
+        name="owners: ranks outlive the command that has started them",
+        file="ps_worker/process/rank_processes.py",
+        text="            child = subprocess.Popen(tied(command), env",
+        fault="            child = subprocess.Popen(list(command), env",
+        tests=(
+            f"{FAULTS}::test_ranks_end_with_the_command_that_has_started_them_also_where_it_is_killed",
+        ),
+    ),
+    Mutant(
+        name="owners: ranks that were started stay where another one cannot be",
+        file="ps_worker/process/rank_processes.py",
+        text="            _end(children)\n",
+        fault="            pass\n",
+        tests=(
+            f"{RANK_PROCESSES}::test_where_the_system_starts_no_more_processes_those_that_were_started_end",
+        ),
+    ),
     Mutant(
         name="owners: memory of another process with that number is mapped",
         file="ps_worker/group/lent_gradients.py",

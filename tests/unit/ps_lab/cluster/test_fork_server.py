@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[4]
 RUN = textwrap.dedent(f"""
     import os, socket, sys
     sys.path[0] = {str(ROOT)!r}
-    from ps_lab.cluster import die_with_parent, fork_server
+    from ps_lab.cluster import fork_server
+    from ps_wire.process import die_with_parent
     def prepare(): exec(os.environ.get("CODE", ""), dict(os=os, sys=sys))
     die_with_parent.die_with(int(sys.argv[2]))
     fork_server.serve(socket.socket(fileno=int(sys.argv[1])), 1, prepare)
