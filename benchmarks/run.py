@@ -52,6 +52,7 @@ class Runs(ExitStack):
         self.fault_times = cache(self._fault_times)
         self.heartbeats = cache(self._heartbeats)
         self.simulate = cache(self._simulate)
+        self.instrument = cache(self._instrument)
         self.token_cost = cache(self._token_cost)
         self.clock_cost = cache(self._clock_cost)
         self.idle_server_bytes = cache(self._idle_server_bytes)
@@ -90,6 +91,9 @@ class Runs(ExitStack):
 
     def _simulate(self, **options: str) -> Figures:
         return self._line("simulate.py", options)
+
+    def _instrument(self, **options: str) -> Figures:
+        return self._line("instrument.py", options)
 
     def _token_cost(self) -> Figures:
         return self._line("token_cost.py", {})

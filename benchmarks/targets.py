@@ -59,6 +59,10 @@ class Runs(Protocol):
         """The JSON of `simulate.py`."""
         ...
 
+    def instrument(self, **options: str) -> Figures:
+        """The JSON of `instrument.py`."""
+        ...
+
     def token_cost(self) -> Figures:
         """The JSON of `token_cost.py`."""
         ...
@@ -292,6 +296,29 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("the same under bsp", 60, lambda runs: float(runs.simulate(consistency="bsp")["cpu_s"]), "s"),
     _row("the same under ssp:3", 60, lambda runs: float(runs.simulate(consistency="ssp:3")["cpu_s"]), "s"),
+    _row(
+        "bsp with workers that sleep, a step / its slowest worker's draw, off by",
+        5,
+        lambda runs: 100 * float(runs.instrument(check="forms")["step_off"]),
+        "%",
+    ),
+    _row(
+        "asp with workers that sleep, mean tau / (N - 1), off by",
+        5,
+        lambda runs: 100 * float(runs.instrument(check="forms")["tau_off"]),
+        "%",
+    ),
+    _row(
+        "simulated / real throughput of these runs, off by",
+        10,
+        lambda runs: 100 * float(runs.instrument(check="forms")["ratio_off"]),
+        "%",
+    ),
+    _row(
+        "A/A: differences found between asp and itself, five seeds",
+        0,
+        lambda runs: float(runs.instrument(check="aa")["found"]),
+    ),
     _row("a push and a pull, 1,000 members / 10", 1.5, lambda runs: float(runs.clock_cost()["growth"])),
     _row("a round with a token / without", 1.02, lambda runs: float(runs.token_cost()["on_over_off"])),
 )

@@ -16,7 +16,7 @@ from ps_server.process.memory_share import default_limit_bytes
 from ps_wire.access.access import read
 from ps_wire.errors import ConfigurationRefused, ShardMismatch, UsageError
 from ps_wire.metrics.options import MetricsHost, MetricsPort
-from ps_wire.process import kernels, trace
+from ps_wire.process import trace
 from ps_wire.process.command import run as run_command
 from ps_wire.spec.address import is_loopback, parse_address, parse_servers
 from ps_wire.spec.choice import choose
@@ -125,7 +125,8 @@ def serve(
     """Starts one shard of the parameter server; shard 0 is also the coordinator."""
     from ps_server import log  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
     from ps_server.process.server import Server, ServerOptions  # noqa: PLC0415
-    from ps_server.shard.optimizer import piece_optimizer  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
+    from ps_server.shard.optimizer import piece_optimizer  # noqa: PLC0415
+    from ps_wire.process import kernels  # noqa: PLC0415
 
     index, num_shards = parse_shard(shard)
     if snapshot_every is not None and snapshot_dir is None:

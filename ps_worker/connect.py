@@ -131,7 +131,8 @@ def connect(
             of their own, raises `RolledBack`. `finish()` raises it anyway.
         group_size: processes (ranks) that are this worker together; see `docs/groups.md`. Which one this
             process is says its launcher: `ps-worker --nproc`, torchrun or srun. Default: 1.
-        group_reduce: how they reduce their gradients: `gloo`. Default: gloo.
+        group_reduce: how they reduce their gradients: `shm`, in shared memory, `gloo`, over loopback, or
+            `auto`, the first that is there. Default: auto.
         process_group: a process group that the script has made: its ranks are the worker.
 
     Returns:
@@ -234,7 +235,7 @@ def _form(chosen: settings.Settings, process_group: ProcessGroup | None) -> Grou
         torch_group=process_group,
     )
     if chosen.ranks.leads:
-        size, how = chosen.ranks.size, chosen.group_reduce
+        size, how = chosen.ranks.size, group.how
         say(f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by their owners")
     return group
 

@@ -27,7 +27,7 @@ RETRY_LIMIT_S = 30.0
 WAIT_S = 0.0
 METRICS_HOST = "127.0.0.1"
 NO_STRAGGLERS = StragglerProfile()
-REDUCES = ("gloo",)  # ways in which ranks of a group reduce their gradients
+REDUCES = ("auto", "shm", "gloo")  # ways in which ranks of a group reduce their gradients
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
 

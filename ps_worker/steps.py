@@ -179,6 +179,8 @@ class Steps:
         self.data.take_step(self.step)
         if self.recorder is not None and self._samples is not None:
             self.recorder.stepped(self._samples())
+        if self._straggling is not None and self.tables and not self.data.has_loaders:
+            self._straggling.resumed(self.step, self._idle_s)
         self.link.uploads.at_step_boundary(step)
         stopping.step_ended()
         if not self._trimmed:

@@ -3,9 +3,12 @@
 `ci` repeats itself, `thorough` looks further, `mutants` is content with the first example that fails.
 """
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import Phase, settings
 
 pytest_plugins = ["tests.watchdog", "tests.skips", "tests.stress"]
@@ -26,3 +29,16 @@ settings.register_profile(
     database=None,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+LOGGERS = [logging.getLogger(name) for name in ("ps_server", "ps_worker", "ps_lab", "grpc", "asyncio")]
+
+
+@pytest.fixture(autouse=True)
+def _loggers() -> Iterator[None]:
+    """What a command sets up in this process ends with the test: levels, handlers, propagation."""
+    before = [(it, it.level, [*it.handlers], it.propagate) for it in LOGGERS]
+    yield
+    for logger, level, handlers, propagate in before:
+        if (logger.level, logger.handlers, logger.propagate) != (level, handlers, propagate):
+            logger.handlers[:], logger.propagate = handlers, propagate
+            logger.setLevel(level)

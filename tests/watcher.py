@@ -7,6 +7,7 @@ faulthandler writes where its threads stand, and SIGKILL if that does not end it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -22,8 +23,9 @@ STACKS_LIMIT_S = 20.0  # between SIGABRT and SIGKILL
 class Watcher:
     """Reads what the process is at, until it has ended or was ended."""
 
-    def __init__(self, process: ProcessHandle) -> None:
-        self._process = process
+    def __init__(self, pid: int, process: ProcessHandle | None) -> None:
+        """`process` is None where that of the number `pid` had ended before this one had begun."""
+        self._pid, self._process = pid, process
         self._what, self._limit_s, self._since_s = "", 0.0, time.monotonic()
         self._rest = b""
 
@@ -38,7 +40,7 @@ class Watcher:
             if lines:
                 limit, _, what = lines[-1].decode(errors="replace").partition(" ")
                 self._what, self._limit_s, self._since_s = what, float(limit), time.monotonic()
-        if self._process.wait(0.0):
+        if self._process is None or self._process.wait(0.0):
             return  # somebody else holds our pipe
         self._say(f"is stuck for more than {self._limit_s:g} s at {self._what}; it is ended by SIGABRT")
         self._process.send(signal.SIGABRT)
@@ -54,11 +56,12 @@ class Watcher:
         return bool(select.select([0], [], [], max(left_s, 0.0))[0])
 
     def _say(self, text: str) -> None:
-        print(f"\nprocess {self._process.pid} of the tests {text}", file=sys.stderr, flush=True)
+        print(f"\nprocess {self._pid} of the tests {text}", file=sys.stderr, flush=True)
 
 
 def main(pid: int) -> None:
     """Watches the process that started this one."""
-    process = ProcessHandle(pid)
-    if os.getppid() == pid:
-        Watcher(process).run()
+    process = None
+    with contextlib.suppress(ProcessLookupError):
+        process = ProcessHandle(pid)
+    Watcher(pid, process if os.getppid() == pid else None).run()

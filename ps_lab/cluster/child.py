@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +20,12 @@ from ps_lab.cluster import fork_server
 from ps_lab.cluster.group_killer import GroupKiller
 from ps_lab.cluster.process_handle import ProcessHandle
 from ps_lab.errors import shell_code
+from ps_wire.process.die_with_parent import tied
 
 LINE_BYTES = 64 << 10  # a longer line is handed on in parts, so that a child cannot fill our memory
 DRAIN_S = 2.0  # output that a grandchild outside the group may hold open is not waited for longer
 
 _keeper = GroupKiller()
-_TETHER = str(Path(__file__).with_name("die_with_parent.py"))
 
 
 class Started(Protocol):
@@ -151,7 +150,7 @@ def _executed(
     command: Sequence[str], environment: Mapping[str, str], *, with_stdin: bool
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", _TETHER, str(os.getpid()), *command],
+        tied(command),
         stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

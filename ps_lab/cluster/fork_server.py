@@ -37,7 +37,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
-from ps_lab.cluster.die_with_parent import die_with
+from ps_wire.process.die_with_parent import die_with
 
 COMMANDS = ("ps-server", "ps-worker")
 # Imported before the first fork: what the commands import late, since `--help` needs none of it, and what the
@@ -62,17 +62,17 @@ class ForkServer:
     that lives as long as it should (see `die_with_parent`).
     """
 
-    def __init__(self, program: str | None = None) -> None:
+    def __init__(self, program: str | None = None, *, link: socket.socket | None = None) -> None:
         """Starts nothing yet.
 
         Args:
             program: the fork server's, which gets two arguments as `main` does; default: `main`.
+            link: to one that runs already, and ends when this is closed.
         """
         self._program = _PROGRAM if program is None else program
         self._lock = threading.Lock()  # guards all below; held while a request is written
         self._process: subprocess.Popen[bytes] | None = None
-        self._link: socket.socket | None = None
-        self._environment: dict[str, str] = {}
+        self._link = link
 
     @staticmethod
     def serves(command: Sequence[str]) -> bool:
@@ -145,7 +145,7 @@ class ForkServer:
             self._process = self._link = None
 
     def _started(self, environment: Mapping[str, str]) -> socket.socket:
-        if self._link is None or self._process is None:
+        if self._link is None:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(

@@ -27,8 +27,8 @@ def _simulated(comparison: Comparison) -> Iterator[str]:
     )
     for origin in origins:
         yield (
-            f"The runs are simulated, {origin}: the script did not run. Each simulated worker has a core of "
-            "its own, and a loss or an accuracy is that of a small model in the simulator"
+            f"The runs are simulated, {origin}: the script did not run. A loss or an accuracy is that of a "
+            "small model in the simulator"
         )
 
 

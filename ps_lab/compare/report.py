@@ -28,6 +28,7 @@ from ps_lab.compare.folder import REPORT, Folder, write_text
 from ps_lab.compare.laws import verdicts
 from ps_lab.compare.sentences import SPEED, TARGET, Finding, findings, in_short
 from ps_lab.compare.tables import Table, Value
+from ps_lab.compare.validation import validated
 
 PAGE = "report.html"
 SUMMARY = "summary.md"
@@ -116,7 +117,11 @@ def make(path: Path, against: Path | None = None) -> Report:
     checked = [(one, verdicts(one.data)) for one in comparison.figures]
     law_table, law_summary = tables.laws(checked), tables.law_summary(checked)
     violated = tuple(f"law {row[2]} in {row[0]}: {row[5]}" for row in law_table.rows if row[3] == "violated")
-    shown = [tables.summary(comparison), law_summary, tables.splits(comparison), tables.rates(comparison)]
+    brief = [tables.summary(comparison)]
+    if older is not None and comparison.simulated != older.simulated:
+        pair = (comparison, older) if comparison.simulated else (older, comparison)
+        brief.insert(0, tables.validation(validated(*pair)))
+    shown = [*brief, law_summary, tables.splits(comparison), tables.rates(comparison)]
     faults = tables.recoveries(comparison)
     shown += [faults] if faults.rows else []
     shown += [tables.runs(comparison)]
@@ -130,7 +135,7 @@ def make(path: Path, against: Path | None = None) -> Report:
     for table in (*shown, *aside):
         write_text(out / "tables" / f"{table.name}.csv", table.csv())
     drawn = [_drawn(picture, out / "figures") for picture in pictures(comparison)]
-    write_text(out / SUMMARY, _markdown(comparison, against, short, found, cannot, violated, shown[0]))
+    write_text(out / SUMMARY, _markdown(comparison, against, short, found, cannot, violated, brief))
     parts = [
         *_head(comparison, against),
         *_short(short),
@@ -315,7 +320,7 @@ def _markdown(
     found: Sequence[Finding],
     cannot: Sequence[str],
     violated: Sequence[str],
-    table: Table,
+    brief: Sequence[Table],
 ) -> str:
     lines = [f"# {comparison.experiment.name}", ""]
     if comparison.experiment.description:
@@ -327,11 +332,14 @@ def _markdown(
     if violated:
         lines += ["## Laws that did not hold", "", *(f"- {one}" for one in violated), ""]
     lines += ["## What this comparison cannot show", "", *(f"- {one}." for one in cannot), ""]
-    lines += ["## In numbers", "", f"| {' | '.join(table.columns)} |", "|---" * len(table.columns) + "|"]
-    lines += [
-        f"| {' | '.join(shown(value).replace('|', chr(92) + '|') for value in row)} |" for row in table.rows
-    ]
+    for table in brief:
+        lines += [f"## {table.title}", "", f"| {' | '.join(table.columns)} |"]
+        lines += ["|---" * len(table.columns) + "|", *map(_line, table.rows), ""]
     return "\n".join(lines) + "\n"
+
+
+def _line(row: Sequence[Value]) -> str:
+    return f"| {' | '.join(shown(value).replace('|', chr(92) + '|') for value in row)} |"
 
 
 def headlines(found: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -18,6 +18,7 @@ from ps_lab.compare.laws import Holds, Verdict
 from ps_lab.compare.metrics import PARTS, RunFigures
 from ps_lab.compare.sentences import Finding
 from ps_lab.compare.statistics import Effect, interval, ratio
+from ps_lab.compare.validation import LEAST_DISTANCE, MAX_DISTANCE, MAX_RATIO, Validated
 
 Value: TypeAlias = str | int | float | None
 
@@ -363,4 +364,37 @@ def _run_row(one: RunFigures) -> tuple[Value, ...]:
         one.total("retried"),
         one.held_s,
         one.worker_seconds,
+    )
+
+
+def validation(found: Iterable[Validated]) -> Table:
+    """One row per simulated model: how near it came to what was measured."""
+    rows = [_validation_row(one) for one in found]
+    return Table(
+        name="validation",
+        title="Simulated beside measured",
+        caption="Steps of all workers per second, simulated / measured, geometric mean with the range over "
+        "seeds; distances of the distributions of tau over all seeds. A simulation holds where its "
+        f"throughput is within {MAX_RATIO:.0%} and the Wasserstein distance is at most {MAX_DISTANCE:.0%} "
+        f"of N - 1, or {LEAST_DISTANCE:g} updates. Where nothing was measured it is an extrapolation.",
+        columns=(
+            *("model", "profile", "workers", "lr", "seeds", "throughput", "low", "high"),
+            *("tau: Wasserstein (updates)", "tau: total variation", "simulation"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _validation_row(one: Validated) -> tuple[Value, ...]:
+    who = (one.arm.model, one.arm.profile, one.arm.workers, one.arm.lr, len(one.ratios))
+    if one.found is None:
+        return (*who, None, None, None, None, None, "extrapolation")
+    return (
+        *who,
+        one.found.ratio,
+        min(one.ratios.values()),
+        max(one.ratios.values()),
+        one.found.wasserstein,
+        one.found.total_variation,
+        "holds" if one.found.holds else "does not hold",
     )

@@ -93,10 +93,17 @@ def simulate(
     apply_gb_s: Annotated[float, typer.Option(help="At which an optimizer step runs.")] = math.inf,
     control_ms: Annotated[float, typer.Option(help="From a server to the coordinator, one way.")] = 0.0,
     lease: Annotated[float, typer.Option(help="Seconds after which a dead worker is evicted.")] = 10.0,
-    costs_from: Annotated[
-        Path | None,
+    cores: Annotated[
+        float,
         typer.Option(
-            help="Folder of records of a real run (PS_RECORD), from which costs are fitted.",
+            help="That workers and servers share; their costs are then processor time. 0: a core each."
+        ),
+    ] = 0.0,
+    costs_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder of records of a real run (PS_RECORD), or of a run of ps-lab compare, from which "
+            "costs are fitted; may be given again.",
             show_default=False,
         ),
     ] = None,
@@ -139,11 +146,12 @@ def simulate(
             apply_s_per_byte=1e-9 / apply_gb_s,
             control_s=control_ms / 1e3,
             lease_s=lease,
+            cores=cores,
         ),
-        "costs as given",
+        "costs as given" + (f", on {cores:g} cores" if cores else ", each worker with a core of its own"),
     )
-    if costs_from is not None:
-        costs, origin = _fitted(costs_from, costs), f"costs fitted from {costs_from}"
+    if costs_from:
+        costs, origin = _fitted(costs_from, costs)
     training = Training(kind=learn, lr=lr, momentum=momentum, batch_size=batch_size)
     console = make_console()
     if (experiment is None) != (out is None):
@@ -202,12 +210,24 @@ def _run(setup: Setup, training: Training) -> Summary:
     return summarized(Simulation(setup, training.learner(setup)).run())
 
 
-def _fitted(folder: Path, given: Costs) -> Costs:
-    """The costs of a recorded run; what its records do not say is as given."""
-    from ps_lab.simulate import fit, records  # noqa: PLC0415
+def _fitted(folders: list[Path], given: Costs) -> tuple[Costs, str]:
+    """The costs of recorded runs, and where they are from; what their records do not say is as given."""
+    from ps_lab.simulate import fit, measured  # noqa: PLC0415
 
-    fitted = fit.fit(records.read(folder))
-    return replace(fitted, lease_s=given.lease_s, control_s=given.control_s)
+    recordings, runs = measured.read(folders)
+    origin = f"costs fitted from {', '.join(map(str, folders))}"
+    if not given.cores:
+        fitted = fit.fit(recordings)
+        origin += ", each worker with a core of its own"
+    elif len(runs) == len(folders) and all(run.has_processor_times for run in runs):
+        fitted = fit.fit_on_shared_cores(runs, given.cores)
+        origin += f", all processes on {fitted.cores:.2f} of {given.cores:g} cores"
+    else:
+        raise UsageError(
+            "--cores with --costs-from needs runs of ps-lab compare that have recorded processor times: name "
+            "their folders, as out/runs/RUN"
+        )
+    return replace(fitted, lease_s=given.lease_s, control_s=given.control_s), origin
 
 
 def _experiment(

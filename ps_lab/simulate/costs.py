@@ -9,7 +9,7 @@ from ps_wire.errors import UsageError
 from ps_wire.spec.stragglers import uniform
 
 _STREAM = 1 << 20  # of draws: none that a part of a straggler profile has
-_NAMES = ("latency_s", "take_s_per_byte", "apply_s_per_byte", "control_s", "lease_s")
+_NAMES = ("latency_s", "take_s_per_byte", "apply_s_per_byte", "control_s", "lease_s", "cores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,8 @@ class Costs:
     at a time, in the order in which they arrive.
 
     Attributes:
-        compute_s: of worker w those at `w % len(compute_s)`, of which each step draws one.
+        compute_s: of worker w those at `w % len(compute_s)`, of which each step draws one; with `cores` it is
+            time of a core.
         num_bytes: of the table's gradients, and of its weights.
         latency_s: one way, of a frame without payload.
         worker_bytes_per_s: of a worker's link, in each direction; infinite: takes no time.
@@ -53,6 +54,7 @@ class Costs:
         apply_s_per_byte: a shard's time for each optimizer step.
         control_s: one way, of a message between a shard and the coordinator.
         lease_s: a worker that is silent for so long is evicted.
+        cores: that workers and shards share; 0: each has one of its own.
     """
 
     compute_s: tuple[tuple[float, ...], ...] = ((0.05,),)
@@ -65,6 +67,7 @@ class Costs:
     apply_s_per_byte: float = 0.0
     control_s: float = 0.0
     lease_s: float = 10.0
+    cores: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.compute_s or not all(self.compute_s):

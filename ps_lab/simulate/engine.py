@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from ps_lab.simulate.costs import Costs
 from ps_lab.simulate.servers import Action, Answer, Apply, Attendance, Choice, Ledger, Placed, SimulatedTable
+from ps_lab.simulate.shared_cores import SharedCores
 from ps_lab.simulate.steps import StepTable
 from ps_wire.errors import UsageError
 from ps_wire.spec.consistency import BSP, Consistency
@@ -207,8 +208,8 @@ class _Worker:
     __slots__ = (
         "answered_s", "applied", "arrived_s", "asked_at", "asked_s", "begun_s", "clock", "computed_s",
         "delay_s", "down_free_s", "entering", "frame_s", "gap", "incarnation", "index", "link_factor",
-        "loss", "missing", "newest", "over", "payloads", "read", "taken", "tau", "up_free_s", "versions",
-        "weights",
+        "loss", "measured_s", "missing", "newest", "over", "payloads", "read", "taken", "tau", "up_free_s",
+        "versions", "weights",
     )  # fmt: skip
 
     def __init__(self, index: int, num_partitions: int, costs: Costs) -> None:
@@ -224,6 +225,7 @@ class _Worker:
         self.up_free_s = self.down_free_s = 0.0
         self.begun_s = self.computed_s = self.asked_s = self.answered_s = self.arrived_s = 0.0
         self.link_factor = 1.0
+        self.measured_s = 0.0  # of its compute in the step before, as it measures that itself
         self.loss = math.nan
         self.payloads: Sequence[Any] = [True] * num_partitions
         self.missing = self.applied = self.gap = self.read = self.taken = 0
@@ -259,6 +261,8 @@ class Simulation:
         self._apply_s = part_bytes * costs.apply_s_per_byte
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
+        self._cores = SharedCores(costs.cores) if costs.cores else None
+        self._looks = 0  # at the cores: one that was superseded is passed over
         self._now_s = self._last_s = 0.0
         self._events = 0
         self._clocks = _Clocks()
@@ -299,11 +303,50 @@ class Simulation:
                 return
         else:
             stands_s = 0.0
-        compute_s = self._costs.compute_of(worker.index, worker.clock, self._setup.seed) * slowness.factor
+        compute_s = self._costs.compute_of(worker.index, worker.clock, self._setup.seed)
         worker.begun_s = now_s
         worker.link_factor = slowness.link_factor
-        worker.computed_s = now_s + stands_s + compute_s
-        self._at(worker.computed_s, self._send, worker)
+        if self._cores is None:
+            worker.computed_s = now_s + stands_s + compute_s * slowness.factor
+            self._at(worker.computed_s, self._send, worker)
+        else:  # it sleeps first, by what it measured in the step before: no core is taken
+            slept_s = (slowness.factor - 1.0) * worker.measured_s
+            self._at(now_s + stands_s + slept_s, self._compute, worker, compute_s)
+
+    def _compute(self, worker: _Worker, work_s: float) -> None:
+        begun_s = self._now_s
+
+        def over() -> None:
+            worker.computed_s = self._now_s
+            worker.measured_s = self._now_s - begun_s
+            self._send(worker)
+
+        self._occupy(work_s, over)
+
+    def _occupy(self, work_s: float, over: Callable[[], None] | None = None) -> None:
+        """A task begins on the shared cores."""
+        assert self._cores is not None
+        self._cores.begin(self._now_s, work_s, over)
+        self._look_at_cores()
+
+    def _look_at_cores(self) -> None:
+        assert self._cores is not None
+        self._looks += 1
+        if (next_s := self._cores.next_s()) < math.inf:
+            self._at(next_s, self._advance, self._looks)
+
+    def _advance(self, look: int) -> None:
+        if look == self._looks and self._cores is not None:
+            self._cores.advance(self._now_s)
+            self._look_at_cores()
+
+    def _served_s(self, work_s: float) -> float:
+        """How long a shard works on something: it does not wait for a core, but shares it."""
+        if self._cores is None or not work_s:
+            return work_s
+        taken_s = work_s * self._cores.slowness
+        self._occupy(work_s)
+        return taken_s
 
     def _send(self, worker: _Worker) -> None:
         """Its compute has ended: the push leaves, partition after partition."""
@@ -324,7 +367,7 @@ class Simulation:
     def _take(self, worker: _Worker, incarnation: int, partition: int) -> None:
         """A push has arrived, and the pull behind it."""
         shard = self._shards[self._shard_of[partition]]
-        shard.free_s = max(shard.free_s, self._now_s) + self._take_s
+        shard.free_s = max(shard.free_s, self._now_s) + self._served_s(self._take_s)
         actions = self._table.push(
             partition,
             worker.index,
@@ -353,7 +396,7 @@ class Simulation:
         shard = self._shards[number]
         for action in actions:
             if isinstance(action, Apply):
-                shard.free_s = max(shard.free_s, self._now_s) + self._apply_s
+                shard.free_s = max(shard.free_s, self._now_s) + self._served_s(self._apply_s)
                 self._applied(partition, action)
             elif isinstance(action, Answer):
                 departs_s = max(shard.free_s, self._now_s)

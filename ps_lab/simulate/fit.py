@@ -1,6 +1,6 @@
 """Costs from recorded runs, and how near a simulation with them comes to a run. Pure.
 
-What is fitted, and from what:
+What is fitted from records alone (`fit`), and from what:
     compute   each worker's own recorded times, of which a simulation draws: no distribution is assumed
     link      the rest of a step, push and pull without the gate, is A + B x bytes: least squares over the
               medians of each payload; of one payload alone, all of it is A
@@ -8,6 +8,13 @@ What is fitted, and from what:
 What cannot be told apart: a shard's time for a push is in A and B, and so are workers that hold each other up
 on the same cores. So a fit is good for runs of about as many workers on the same machines, and all else is an
 extrapolation. Recorded compute times have the stragglers of their run in them: these are not added again.
+
+What is fitted from runs of a comparison (`fit_on_shared_cores`), where processes share a machine:
+    compute   processor time of each worker's process in each step: stragglers that sleep are not in it
+    server    their processor time, by push and by optimizer step: least squares over the runs; of runs that
+              have both in one proportion, all of it by push
+    cores     workers and servers share those of the machine, of which other programs may take a part: as many
+              as a simulation of the same runs needs to be as fast as these were
 """
 
 from __future__ import annotations
@@ -16,18 +23,20 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from ps_lab.compare.results import Recording
+from ps_lab.compare.validation import Validation, distances
 from ps_lab.simulate.costs import Costs
-from ps_lab.simulate.engine import SimulatedRun
+from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
+from ps_lab.simulate.measured import Measured
 from ps_wire.errors import UsageError
+from ps_wire.spec import consistency
 
 WARM_UP = 0.05  # of an incarnation's steps, at least one: first steps compile and allocate, and are left out
 MAX_SAMPLES = 1000  # of a worker's compute times
-MAX_RATIO = 0.10  # of a throughput's error: what a valid simulation may be off by
-MAX_DISTANCE = 0.10  # of N - 1, or half an update: what its staleness may be off by (Wasserstein)
-LEAST_DISTANCE = 0.5
+HALVINGS = 10  # of the number of cores that is looked for
+LEAST_CORES = 0.05  # of those of the machine
 
 
 def fit(runs: Iterable[Recording]) -> Costs:
@@ -53,6 +62,98 @@ def fit(runs: Iterable[Recording]) -> Costs:
     )
 
 
+def fit_on_shared_cores(runs: Sequence[Measured], cores: float) -> Costs:
+    """The costs of runs of one number of workers, whose processes shared a machine.
+
+    Args:
+        runs: whose workers compute all the time, and do not sleep but as stragglers.
+        cores: of the machine.
+
+    Raises:
+        UsageError: too few steps were recorded.
+    """
+    work: dict[int, list[float]] = defaultdict(list)
+    num_bytes = 1
+    for one in (recording for run in runs for recording in run.recordings):
+        for step in one.steps[max(1, int(len(one.steps) * WARM_UP)) :]:
+            work[one.header.worker].append(step.cpu_s or 0.0)
+            num_bytes = max(num_bytes, (step.bytes_up + step.bytes_down) // 2)
+    if not work:
+        raise UsageError("costs cannot be fitted: two steps of a worker at least must be recorded")
+    take_s, apply_s = _of_servers([(*_served(run), run.server_cpu_s) for run in runs])
+    costs = Costs(
+        compute_s=tuple(_spread(work[worker]) for worker in sorted(work)),
+        num_bytes=num_bytes,
+        take_s_per_byte=take_s / num_bytes,
+        apply_s_per_byte=apply_s / num_bytes,
+    )
+    return replace(costs, cores=_cores(runs, costs, cores))
+
+
+def _served(run: Measured) -> tuple[int, int]:
+    """Pushes of whole gradients, and optimizer steps on all weights."""
+    pushes = sum(len(one.steps) for one in run.recordings)
+    parsed = consistency.parse(run.recordings[0].header.consistency)
+    if not parsed.aggregates:
+        return pushes, pushes
+    return pushes, max((one.steps[-1].clock + 1 for one in run.recordings if one.steps), default=0)
+
+
+def _of_servers(served: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Seconds by push and by optimizer step, both >= 0, by least squares."""
+    pp = sum(pushes * pushes for pushes, _, _ in served)
+    pa = sum(pushes * steps for pushes, steps, _ in served)
+    aa = sum(steps * steps for _, steps, _ in served)
+    ps = math.fsum(pushes * used_s for pushes, _, used_s in served)
+    as_ = math.fsum(steps * used_s for _, steps, used_s in served)
+    determinant = pp * aa - pa * pa
+    if determinant > 1e-6 * pp * aa:
+        take_s, apply_s = (ps * aa - as_ * pa) / determinant, (as_ * pp - ps * pa) / determinant
+        if take_s >= 0.0 and apply_s >= 0.0:
+            return take_s, apply_s
+        if take_s < 0.0:
+            return 0.0, as_ / aa
+    return ps / pp, 0.0
+
+
+def _cores(runs: Sequence[Measured], costs: Costs, most: float) -> float:
+    """That these runs got: on so many, simulations of them take as long as they did; at most all."""
+    measured_s = math.fsum(_duration_s(run.recordings) for run in runs)
+
+    def simulated_s(cores: float) -> float:
+        return math.fsum(_again(run, replace(costs, cores=cores)).duration_s for run in runs)
+
+    low, high = most * LEAST_CORES, most
+    if simulated_s(high) >= measured_s:
+        return high
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if simulated_s(middle) >= measured_s else (low, middle)
+    return high
+
+
+def _again(run: Measured, costs: Costs) -> SimulatedRun:
+    """The same run, simulated."""
+    header = run.recordings[0].header
+    return Simulation(
+        Setup(
+            consistency=consistency.parse(header.consistency),
+            num_workers=header.num_workers,
+            num_shards=run.num_shards,
+            num_steps=max(len(one.steps) for one in run.recordings),
+            costs=costs,
+            stragglers=run.stragglers,
+            seed=run.stragglers.seed,
+        )
+    ).run()
+
+
+def _duration_s(recordings: Sequence[Recording]) -> float:
+    return max(float(one.ended_unix_s[-1]) for one in recordings if one.steps) - min(
+        float(one.started_unix_s[0]) for one in recordings if one.steps
+    )
+
+
 def _line(medians: Mapping[int, float]) -> tuple[float, float]:
     """A and B >= 0 of A + B x bytes, by least squares."""
     sizes, values = list(medians), list(medians.values())
@@ -72,36 +173,6 @@ def _spread(values: Sequence[float]) -> tuple[float, ...]:
     if len(ordered) <= MAX_SAMPLES:
         return tuple(ordered)
     return tuple(ordered[(2 * index + 1) * len(ordered) // (2 * MAX_SAMPLES)] for index in range(MAX_SAMPLES))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """How near a simulation came.
-
-    Attributes:
-        real_steps_per_s: of all workers.
-        simulated_steps_per_s: of all workers.
-        total_variation: of the distributions of tau: the share of pushes that would have to have another one.
-        wasserstein: by how many updates tau is moved on average, from one distribution to the other.
-        num_workers: of both.
-    """
-
-    real_steps_per_s: float
-    simulated_steps_per_s: float
-    total_variation: float
-    wasserstein: float
-    num_workers: int
-
-    @property
-    def ratio(self) -> float:
-        """Simulated throughput, real = 1."""
-        return self.simulated_steps_per_s / self.real_steps_per_s
-
-    @property
-    def holds(self) -> bool:
-        """Throughput within 10 %; staleness within 10 % of N - 1, or half an update."""
-        most = max(LEAST_DISTANCE, MAX_DISTANCE * (self.num_workers - 1))
-        return abs(self.ratio - 1.0) <= MAX_RATIO and self.wasserstein <= most
 
 
 def validate(real: Sequence[Recording], simulated: SimulatedRun) -> Validation:
@@ -131,22 +202,3 @@ def validate(real: Sequence[Recording], simulated: SimulatedRun) -> Validation:
         wasserstein=wasserstein,
         num_workers=setup.num_workers,
     )
-
-
-def distances(one: Mapping[int, int], other: Mapping[int, int]) -> tuple[float, float]:
-    """Total variation and Wasserstein-1 distance of two histograms over whole numbers.
-
-    Source: for distributions on a line the latter is the area between their distribution functions:
-    Vallender, "Calculation of the Wasserstein distance between probability distributions on the line", 1974.
-    """
-    if not one or not other:
-        return (0.0, 0.0) if not one and not other else (1.0, math.inf)
-    shares = [{tau: count / sum(it.values()) for tau, count in it.items()} for it in (one, other)]
-    present = sorted({*one, *other})
-    gap = variation = area = 0.0
-    for tau, following in zip(present, [*present[1:], present[-1]], strict=True):
-        difference = shares[0].get(tau, 0.0) - shares[1].get(tau, 0.0)
-        variation += abs(difference) / 2
-        gap += difference
-        area += abs(gap) * (following - tau)
-    return variation, area

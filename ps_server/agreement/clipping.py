@@ -24,7 +24,7 @@ class Norm:
         opening: number of the order that opened the table: a table that is made again has another.
         step: that is complete on all partitions of the shard.
         squares: sum of the squares, in float64.
-        epoch: of the membership with which it was computed.
+        membership_epoch: of the membership with which it was computed.
     """
 
     job: str
@@ -32,7 +32,7 @@ class Norm:
     opening: int
     step: int
     squares: float
-    epoch: int = 0
+    membership_epoch: int = 0
 
 
 def coefficient(max_norm: float, squares: float) -> float:
@@ -54,7 +54,7 @@ class Clipping:
         self._num_cells = num_cells
         self._squares: dict[int, dict[int, float]] = {}
         self._reported = -1
-        self._epoch = 0
+        self._membership_epoch = 0
         self._lock = threading.Lock()
 
     def complete(self, step: int, index: int, squares: float) -> None:
@@ -62,22 +62,22 @@ class Clipping:
         with self._lock:
             self._squares.setdefault(step, {})[index] = squares
 
-    def reopen(self, epoch: int) -> None:
-        """Members have gone, in this epoch: steps that wait for their scale are looked at again.
+    def reopen(self, membership_epoch: int) -> None:
+        """Members have gone: steps that wait for their scale are looked at again, in this epoch.
 
         What was taken before is of the epoch before, whenever it is reported.
         """
         with self._lock:
-            self._epoch = epoch
+            self._membership_epoch = membership_epoch
             for step in self._squares:
                 self._reported = min(self._reported, step - 1)
             self._squares.clear()
 
     @property
-    def epoch(self) -> int:
+    def membership_epoch(self) -> int:
         """Of the membership with which norms are computed."""
         with self._lock:
-            return self._epoch
+            return self._membership_epoch
 
     def poll(self) -> tuple[int, float, int] | None:
         """A step that is complete on all cells, with its sum of squares and epoch; each comes out once."""
@@ -96,7 +96,7 @@ class Clipping:
     def _undecided(self) -> tuple[int, float, int] | None:
         for step, squares in sorted(self._squares.items()):
             if len(squares) == self._num_cells:
-                return step, sum(squares[index] for index in sorted(squares)), self._epoch
+                return step, sum(squares[index] for index in sorted(squares)), self._membership_epoch
         return None
 
     def decided(self, step: int) -> bool:

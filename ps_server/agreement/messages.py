@@ -109,7 +109,7 @@ def norm_to_proto(norm: Norm) -> pb.Norm:
         opening=norm.opening,
         step=norm.step,
         squares=norm.squares,
-        epoch=norm.epoch,
+        epoch=norm.membership_epoch,
     )
 
 
@@ -121,5 +121,5 @@ def norm_from_proto(message: pb.Norm) -> Norm:
         opening=message.opening,
         step=message.step,
         squares=message.squares,
-        epoch=message.epoch,
+        membership_epoch=message.epoch,
     )

@@ -172,7 +172,7 @@ class MemberStreams:
             self._scheduler.joins(runner.job.name)
         mailbox = runner.admit(member, actions)
         event = Event.REJOIN if join.evicted else Event.JOIN
-        runner.events.record(event, member, epoch=runner.job.phase.membership_epoch)
+        runner.events.record(event, member, membership_epoch=runner.job.phase.membership_epoch)
         self._leases.look()
         return runner, member, mailbox, mailbox.attach()
 
@@ -228,7 +228,7 @@ class MemberStreams:
         mailbox.heard(resume.heard)
         stream = self._attached(mailbox)
         runner.heard(known)
-        runner.events.record(Event.RESUME, known, epoch=runner.job.phase.membership_epoch)
+        runner.events.record(Event.RESUME, known, membership_epoch=runner.job.phase.membership_epoch)
         return runner, known, mailbox, stream
 
     @staticmethod
@@ -296,7 +296,7 @@ class MemberStreams:
                 runner.progress[member.worker] = _bounded(message.finish.progress)
                 member.say_steps(message.finish.progress.step)
                 runner.do(job.finish(member))
-                runner.events.record(Event.FINISH, member, epoch=job.phase.membership_epoch)
+                runner.events.record(Event.FINISH, member, membership_epoch=job.phase.membership_epoch)
                 self._leases.gone(job.name, member)
             case "leave":
                 runner.progress[member.worker] = _bounded(message.leave.progress)
@@ -304,7 +304,9 @@ class MemberStreams:
                 reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 runner.do(job.leave(member, reason, dict(message.leave.clocks)))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
-                runner.events.record(event, member, epoch=job.phase.membership_epoch, detail=reason or "done")
+                runner.events.record(
+                    event, member, membership_epoch=job.phase.membership_epoch, detail=reason or "done"
+                )
                 self._leases.gone(job.name, member)
             case kind:
                 raise FrameMalformed(f"a member's stream does not take {kind!r} here")

@@ -44,7 +44,7 @@ class ShardZero:
         """See `OwnShard`."""
         return self._shard.complaints
 
-    def carry_out(self, order: pb.Order) -> pb.OrderDone:
+    def execute(self, order: pb.Order) -> pb.OrderDone:
         """See `OwnShard`."""
         return execute_order(self._shard, order)
 

@@ -125,7 +125,7 @@ class Follower:
     async def _settled(self) -> None:
         await asyncio.gather(*map(asyncio.wrap_future, self._lanes.pending()))
 
-    def _carry_out(self, order: pb.Order) -> pb.OrderDone:
+    def _execute(self, order: pb.Order) -> pb.OrderDone:
         """Carries an order out; one that came before, whose answer was lost with a stream, is answered."""
         with self._lock:
             known = self.done.get(order.number)
@@ -199,4 +199,4 @@ class Follower:
                         done = pb.FollowRequest(done=carried_out.result())
                         loop.call_soon_threadsafe(answers.put_nowait, done)
 
-                self._lanes.submit(job_of(order), partial(self._carry_out, order)).add_done_callback(answer)
+                self._lanes.submit(job_of(order), partial(self._execute, order)).add_done_callback(answer)

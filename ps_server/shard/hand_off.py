@@ -260,7 +260,7 @@ def _dump_table(number: int, table: ShardTable) -> tuple[dict[str, torch.Tensor]
         "spec": table_to_proto(table.spec).SerializeToString().hex(),
         "opening": table.opening,
         "started": table.started,
-        "epoch": state.epoch,
+        "epoch": state.membership_epoch,
         "unloaded": [index for index, cell in state.cells.items() if not cell.loaded],
         "flags": [
             [index, worker, [getattr(member, name) for name in FLAGS]]
@@ -286,7 +286,7 @@ def _load_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torc
     cells = {
         index: _going_on(index, cell, spec.number, facts, tensors) for index, cell in state.cells.items()
     }
-    table.load(replace(state, cells=cells, epoch=facts["epoch"]), going_on=True)
+    table.load(replace(state, cells=cells, membership_epoch=facts["epoch"]), going_on=True)
     if facts["started"]:
         table.start()
 

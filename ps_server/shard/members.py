@@ -99,7 +99,7 @@ class ShardMembers:
         return {number: clock for number, clock in clocks.items() if clock is not None}
 
     def evict(
-        self, *, job: str, worker: int, incarnation: int, limits: Mapping[int, int], epoch: int
+        self, *, job: str, worker: int, incarnation: int, limits: Mapping[int, int], membership_epoch: int
     ) -> dict[int, int]:
         """The verdict on a fenced incarnation: its pushes below `limits`, by table, count.
 
@@ -113,7 +113,7 @@ class ShardMembers:
             tables = list(entry.tables.values())
         dropped = -sum(table.ledger(worker).dropped for table in tables)
         newest = {
-            table.spec.number: table.evict(worker, incarnation, limits[table.spec.number], epoch)
+            table.spec.number: table.evict(worker, incarnation, limits[table.spec.number], membership_epoch)
             for table in tables
             if table.spec.number in limits
         }

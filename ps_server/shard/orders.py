@@ -77,7 +77,7 @@ def _evict(shard: Shard, order: pb.EvictMember, _number: int) -> Figures:
         worker=order.worker,
         incarnation=order.incarnation,
         limits=dict(order.limits),
-        epoch=order.epoch,
+        membership_epoch=order.epoch,
     )
 
 

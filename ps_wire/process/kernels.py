@@ -49,7 +49,7 @@ class Kernels:
 
         Args:
             gradients: W tensors of shape (E,), for which `fit` holds.
-            out: shape (E,), float32, contiguous; no gradient's memory.
+            out: shape (E,), float32, contiguous; one of the gradients, or no memory of theirs.
 
         Returns:
             Whether each element of the mean is finite.
@@ -63,7 +63,7 @@ class Kernels:
             gradients: as `mean`.
             weights: shape (E,), float32, contiguous.
             rate: the learning rate.
-            out: as `mean`; no memory of `weights`.
+            out: as `weights`; no memory of theirs, nor of a gradient.
 
         Returns:
             Whether each element of the mean is finite; else `out` is not to be used.
@@ -169,6 +169,9 @@ def same_as_torch(kernels: Kernels) -> bool:
         mean, stepped = torch.empty(size), torch.empty(size)
         finite = kernels.mean(gradients, mean), kernels.mean_step(gradients, weights, 0.1, stepped)
         if finite != (True, True) or not same_bits(mean, expected):
+            return False
+        kernels.mean(gradients, gradients[-1])  # in place
+        if not same_bits(gradients[-1], expected):
             return False
         if not same_bits(stepped, torch.add(weights, expected, alpha=-0.1)):
             return False

@@ -19,13 +19,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from ps_wire.errors import FrameMalformed
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
 from ps_wire.frames.messages import hyperparameters_to_proto
 from ps_wire.process import trace
+from ps_wire.sockets.shared_memory import Layout
 from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Partition, Plan
 from ps_wire.spec.table import Hyperparameters
@@ -34,13 +33,14 @@ from ps_worker.exchange.in_flight import Asked, InFlight, Missing
 from ps_worker.exchange.rank_traffic import RankTraffic, Reduced
 from ps_worker.exchange.sharing import SharingHandshake
 from ps_worker.exchange.traffic_listener import TrafficListener
+from ps_worker.group.lent_gradients import FlatGradients
 from ps_worker.memory.flat import FlatBuckets
 from ps_worker.memory.rounded import Rounded
 from ps_worker.memory.table_memory import Sharing, TableMemory
 from ps_worker.process.waiting import waits
 from ps_worker.transport.connection import Connection
 
-MakeRanks = Callable[[Sequence[Tensor], Sequence[Partition], Sequence[int]], RankTraffic]
+MakeRanks = Callable[[FlatGradients, Sequence[Partition], Sequence[int]], RankTraffic]
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
 
 
@@ -82,6 +82,7 @@ class Exchange:
         bounded: bool = False,
         decided: bool = False,
         traffic: TrafficListener | None = None,
+        lends: bool = False,
         ranks: MakeRanks | None = None,
     ) -> None:
         """Has nothing under way.
@@ -100,12 +101,13 @@ class Exchange:
             bounded: a push may be only so far ahead of those of others (`ssp`).
             decided: a step closes when it has been decided over all shards (clipping, backup workers).
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
-            ranks: makes the traffic between the ranks of a group, of the flat gradients by bucket, the
-                partitions, and the number of pieces in each; None: this process is the whole worker.
+            lends: other ranks of its group may map its gradients.
+            ranks: makes the traffic between the ranks of a group, of the flat gradients, the partitions, and
+                the number of pieces in each; None: this process is the whole worker.
         """
         self.number = table
         self.plan = plan
-        self.memory = TableMemory(plan, sharing)
+        self.memory = TableMemory(plan, sharing, lends=lends)
         self.gradients = self.memory.gradients
         self.partitions: list[Partition] = self.memory.partitions
         shard_of = [partition.shard for partition in self.partitions]
@@ -128,12 +130,21 @@ class Exchange:
         self._own = self.partitions  # those that this process pushes and pulls
         if ranks is not None:
             pieces = [len(plan.placements(partition)) for partition in self.partitions]
-            self._ranks = ranks(self.gradients.tensors, self.partitions, pieces)
+            self._ranks = ranks(self._flat_gradients(), self.partitions, pieces)
             self._own = [self.partitions[index] for index in self._ranks.owned]
         self.in_flight = InFlight(
             shard_of, show=self.memory.show, skips=backup, pulled=[it.index for it in self._own]
         )
         self._unspread: int | None = None  # the clock of weights that are not on all ranks yet
+
+    def _flat_gradients(self) -> FlatGradients:
+        layout = Layout(self.plan)
+        return FlatGradients(
+            tensors=self.gradients.tensors,
+            starts=[layout.start_of(bucket.index) for bucket in self.plan.buckets],
+            nbytes=layout.nbytes,
+            descriptor=self.memory.gradients_descriptor,
+        )
 
     @property
     def sums(self) -> bool:
@@ -452,7 +463,9 @@ class Exchange:
             self.in_flight.wait_pulled(told)
             return self.in_flight.versions
 
-        versions = ranks.spread(step, arrive, lambda: self.memory.weights.tensors)
+        versions = ranks.spread(
+            step, arrive, lambda: self.memory.weights.tensors, lambda: self.memory.laid_by
+        )
         self.in_flight.put(versions)
         owned = set(ranks.owned)
         for partition in self.partitions:

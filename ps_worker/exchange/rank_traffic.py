@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -52,8 +52,9 @@ class RankTraffic(Protocol):
         step: int,
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
+        mapped: Callable[[], Collection[int]],
     ) -> Sequence[int]:
         """Called when weights are waited for; `arrive` waits for those that this rank owns.
 
-        Gives the versions of all partitions.
+        Those of the shards in `mapped` are seen where the shards have them. Gives the versions of all.
         """

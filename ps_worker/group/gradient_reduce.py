@@ -1,11 +1,14 @@
 """The gradients of one table on their way to the ranks that own them, and the weights on their way back.
 
-    gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order;
-            point to point back
+    shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order
+    gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order
+
+Weights go back point to point, to ranks that do not map them where the servers have them.
 
 Each partition has one owner (`owners.py`), which pushes and pulls it. The mean is `((g0 + g1) + ...) / G`
 over the ranks that have a gradient in this step, every sum and quotient rounded once, as the servers take it;
-of 16 bits it is taken in float32, and rounded at the end. It must not know frames, nor shards.
+of 16 bits it is taken in float32, and rounded at the end. It must not know frames, nor more of a shard than
+its number.
 
 All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
 says nothing of step v before it has the weights of version v. Used by the script's thread.
@@ -13,7 +16,7 @@ says nothing of step v before it has the weights of version v. Used by the scrip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import or_
 from typing import Any
@@ -21,10 +24,11 @@ from typing import Any
 import torch
 
 from ps_wire.errors import PsError, facts_to_json, from_wire
-from ps_wire.process import trace
+from ps_wire.process import kernels, trace
 from ps_wire.spec.plan import Partition
 from ps_worker.group.channel import Channel, Said
 from ps_worker.group.ending import Ending
+from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -62,6 +66,7 @@ class GradientReduce:
         gradients: Sequence[torch.Tensor],
         partitions: Sequence[Partition],
         pieces: Sequence[int],
+        lent: Lent | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -72,7 +77,9 @@ class GradientReduce:
             gradients: flat, by bucket; those that this rank owns become the mean in place.
             partitions: of the table.
             pieces: how many parameters' pieces each of them has.
+            lent: the flat gradients of the other ranks, read where they lie; None: they are sent.
         """
+        self._lent = lent
         self._channel = channel
         self._ending = ending
         self._table = table
@@ -145,13 +152,17 @@ class GradientReduce:
         parts = self._of_bucket[bucket]
         own = [it for it in parts if self._owners[it.index] == self._rank]
         others = [rank for rank in self._there if rank != self._rank]
-        received = {(rank, it.index): self._buffer(rank, it) for rank in others for it in own}
-        sends = [
-            (self._owners[it.index], self._gradient(it))
-            for it in (parts if self._mine else ())
-            if self._owners[it.index] != self._rank
-        ]
-        self._channel.swap(sends, [(rank, buffer) for (rank, _), buffer in received.items()])
+        lent = self._lent
+        if lent is not None:
+            received = {(rank, it.index): _part(lent[rank], it) for rank in others for it in own}
+        else:
+            received = {(rank, it.index): self._buffer(rank, it) for rank in others for it in own}
+            sends = [
+                (self._owners[it.index], self._gradient(it))
+                for it in (parts if self._mine else ())
+                if self._owners[it.index] != self._rank
+            ]
+            self._channel.swap(sends, [(rank, buffer) for (rank, _), buffer in received.items()])
         for it in own:
             self._mean(it, [received.get((rank, it.index)) for rank in self._there])
         return Reduced(
@@ -161,26 +172,19 @@ class GradientReduce:
         )
 
     def _mean(self, partition: Partition, parts: Sequence[torch.Tensor | None]) -> None:
-        """The mean of gradients in rank order, in the flat ones; None stands for these.
-
-        Two numbers have the same sum in either order, so it may lie in the memory of either.
-        """
+        """Takes the mean in rank order into the flat gradients; None stands for these, others are read."""
         mine = self._gradient(partition)
-        narrow = mine.dtype in NARROW
-        total: torch.Tensor | None = None
-        for part in parts:
-            theirs = mine if part is None else part
-            if total is None:
-                total = theirs.float() if narrow else theirs
-            elif part is None and not narrow:
-                total = mine.add_(total)
-            else:
-                total.add_(theirs)
-        assert total is not None
-        if len(parts) > 1:
-            total.div_(len(parts))
-        if total is not mine:
-            mine.copy_(total)
+        every = [mine if part is None else part for part in parts]
+        if len(every) == 1:
+            if every[0] is not mine:
+                mine.copy_(every[0])
+        elif kernels.KERNELS is not None and kernels.fit(every):
+            kernels.KERNELS.mean(every, mine)
+        else:
+            total = torch.add(every[0].float(), every[1]) if mine.dtype in NARROW else every[0] + every[1]
+            for part in every[2:]:
+                total.add_(part)
+            mine.copy_(total.div_(len(every)))
 
     def _union(self, bucket: int, present: Present | None) -> list[list[bool]]:
         """By partition of a bucket, which pieces have a gradient on any rank."""
@@ -220,6 +224,7 @@ class GradientReduce:
         step: int,
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
+        mapped: Callable[[], Collection[int]],
     ) -> list[int]:
         """The weights of a step reach all ranks.
 
@@ -227,6 +232,7 @@ class GradientReduce:
             step: the clock at which they were asked for.
             arrive: waits until those that this rank owns are here, and gives versions by partition.
             weights: flat, by bucket, once they are here; written in place where another rank owns them.
+            mapped: once they are here, the shards whose weights this rank sees where the shard has them.
 
         Returns:
             The versions of all partitions.
@@ -239,17 +245,20 @@ class GradientReduce:
         try:
             versions = list(arrive())
             mine["versions"] = [versions[index] for index in self.owned]
+            mine["mapped"] = sorted(mapped())
         except PsError as error:
             mine["error"] = [type(error).__name__, error.message, facts_to_json(error)]
         said = self._channel.share(f"weights of table {self._table} at clock {step}", mine)
         self._raise_first(said)
+        sees = [frozenset(one.fields.get("mapped") or ()) for one in said]
         flat = weights()
         sends, receives = [], []
         for partition, owner in zip(self._partitions, self._owners, strict=True):
             part = _part(flat, partition)
+            wanting = [rank for rank in range(self._size) if partition.shard not in sees[rank]]
             if owner == self._rank:
-                sends += [(rank, part) for rank in range(self._size) if rank != owner]
-            else:
+                sends += [(rank, part) for rank in wanting if rank != owner]
+            elif self._rank in wanting:
                 receives.append((owner, part))
         self._channel.swap(sends, receives)
         if self._ending.decided:
@@ -270,6 +279,3 @@ class GradientReduce:
 
 def _part(flat: Sequence[torch.Tensor], partition: Partition) -> torch.Tensor:
     return flat[partition.bucket][partition.offset : partition.offset + partition.numel]
-
-
-REDUCES: Mapping[str, type[GradientReduce]] = {"gloo": GradientReduce}

@@ -6,27 +6,28 @@ It must not know jobs beyond the name under which its ranks meet.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
-from ps_wire.errors import GroupBroken
+from ps_wire.errors import ConfigurationRefused, GroupBroken
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.plan import Partition
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires
 from ps_worker.group.ending import Ending
-from ps_worker.group.gradient_reduce import REDUCES, GradientReduce
+from ps_worker.group.gradient_reduce import GradientReduce
+from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
 from ps_worker.group.rendezvous import Met
 from ps_worker.group.watch import Watch
 
 CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
 INTERFACE = "GLOO_SOCKET_IFNAME"
+SHM, GLOO = "shm", "gloo"  # ways in which ranks reduce their gradients
 
 
 class Group:
@@ -36,6 +37,7 @@ class Group:
         ranks: which one this is.
         channel: to the others.
         ending: whether all are to end after a step.
+        how: gradients are reduced, in a word: `REDUCES` has what chooses it.
         torch_group: a process group of torch's with these ranks, for scripts; None: the script has others.
     """
 
@@ -55,16 +57,17 @@ class Group:
             ranks: which one this is.
             met: the ranks that are there.
             lease_s: of the worker.
-            reduce: a row of `REDUCES`.
+            reduce: a row of `REDUCES`, or one that forces what it names.
             asked: whether this process was told to end.
             torch_group: that the script has made of these ranks.
 
         Raises:
             GroupBroken: a rank has gone meanwhile.
+            ConfigurationRefused: the way to reduce that is wanted is not there; on all ranks.
         """
         self.ranks = ranks
         self.ending = Ending(asked)
-        self._reduce = REDUCES[reduce]
+        self._reduce = reduce
         self._abort = Abort()
         self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
         self._made: dist.ProcessGroup | None = None
@@ -85,16 +88,26 @@ class Group:
             look=self._watch.check_answered,
         )
         self._watch.start()
+        self.how = REDUCES[reduce](self.channel)
 
     def reducer(
         self,
         table: int,
-        gradients: Sequence[torch.Tensor],
+        gradients: FlatGradients,
         partitions: Sequence[Partition],
         pieces: Sequence[int],
     ) -> GradientReduce:
-        """The way of one table's gradients; see `GradientReduce`."""
-        return self._reduce(self.channel, self.ending, table, gradients, partitions, pieces)
+        """The way of one table's gradients; see `GradientReduce`. All ranks call it.
+
+        Raises:
+            ConfigurationRefused: they are to be read where they lie, and a rank has no memory to lend.
+        """
+        lent = borrow(self.channel, f"table {table}", gradients) if self.how == SHM else None
+        if lent is None and self._reduce == SHM:
+            raise ConfigurationRefused(
+                f"table {table}: a rank has no memory that the others can map (--group-reduce {SHM})"
+            )
+        return GradientReduce(self.channel, self.ending, table, gradients.tensors, partitions, pieces, lent)
 
     def when_broken(self, told: Callable[[GroupBroken], None]) -> None:
         """See `Abort.when_set`: for who waits for something else than other ranks."""
@@ -138,6 +151,23 @@ class Group:
             )
         self._made = dist.group.WORLD
         return self._made
+
+
+def _forced(channel: Channel) -> str:
+    if not can_lend(channel):
+        raise ConfigurationRefused(
+            f"the ranks of this group cannot map each other's memory (--group-reduce {SHM}): they are in "
+            f"containers of their own, or no descriptor is left; use {GLOO} or auto"
+        )
+    return SHM
+
+
+# What is said in PS_GROUP_REDUCE -> how gradients are reduced; each is called on all ranks.
+REDUCES: Mapping[str, Callable[[Channel], str]] = {
+    "auto": lambda channel: SHM if can_lend(channel) else GLOO,
+    SHM: _forced,
+    GLOO: lambda _: GLOO,
+}
 
 
 def _gloo(store: Store, ranks: Ranks) -> Wires:

@@ -136,6 +136,8 @@ class Presence:
         membership = self._now.membership
         for connection in self.connections:
             connection.quiet()
+        if self._group is not None and self._group.healthy:  # no rank shows weights that others may write
+            self._group.leave()
         membership.leave(reason, clocks)
         for connection in self.connections:
             connection.close()

@@ -18,7 +18,7 @@ from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.exchange.traffic_listener import TrafficListener
-from ps_worker.group.group import Group
+from ps_worker.group.group import SHM, Group
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.job.resumption import Resumption
@@ -75,6 +75,7 @@ class TableStart:
         self._newest: tuple[TableSpec, Exchange] | None = None
         self._filled: set[int] = set()  # tables whose exchange has this worker's weights
         self._uploaded: set[int] = set()
+        self._lends = group is not None and group.how == SHM
         self._shares = (
             bool(settings.servers)
             and settings.carrier in (None, Carrier.SHM)
@@ -193,7 +194,7 @@ class TableStart:
             ranks=None if self._group is None else partial(self._group.reducer, spec.number),
         )
         try:
-            return make(sharing=self._sharing(plan, pulls=pulls))
+            return make(sharing=self._sharing(plan, pulls=pulls), lends=self._lends)
         except OSError as error:
             if self._settings.carrier is Carrier.SHM:
                 raise ConfigurationRefused(
@@ -203,12 +204,10 @@ class TableStart:
             return make(sharing=Sharing.PRIVATE)
 
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
-        if self._group is not None:  # weights go on to other ranks
-            return Sharing.COPIED if self._shares else Sharing.PRIVATE
         plain = pulls and self._settings.consistency.lockstep and not self._presence.joined.ended
         if not self._shares:
             lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
-            return Sharing.LENT if lends else Sharing.PRIVATE
+            return Sharing.LENT if lends and self._group is None else Sharing.PRIVATE
         worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
         if worth and plain and can_overlay() and self._presence.can_map():
             return Sharing.MAPPED

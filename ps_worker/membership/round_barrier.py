@@ -53,9 +53,13 @@ class RoundBarrier:
 
     @property
     def stepped(self) -> frozenset[int]:
-        """Tables of which a step has begun in a round that is under way."""
+        """Tables of which a step has begun in a round that is under way.
+
+        What belongs to the script's first round no other tells: it is over when each table had a step.
+        """
         with self._changed:
-            return frozenset() if self._between() else frozenset(self._counts)
+            over = self._between() or (not self._usual and self._all_begun(self._clocks()))
+            return frozenset() if over else frozenset(self._counts)
 
     def begin(self, table: int) -> None:
         """A step of a table is about to leave; waits where a round would begin, and none may."""
@@ -65,7 +69,7 @@ class RoundBarrier:
                 self._first = table
             if self._held or self._begins(table, clocks):
                 self._wait()
-                self._usual, self._counts = self._counts, Counter()
+                self._usual, self._counts = self._counts or self._usual, Counter()
                 self._begun = self._position(clocks)
             self._counts[table] += 1
             self._next[table] = clocks[table] + 1
@@ -117,8 +121,10 @@ class RoundBarrier:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _begins(self, table: int, clocks: Mapping[int, int]) -> bool:
-        used = clocks.keys() - self._unused
-        return not self._counts or (table == self._first and used <= self._counts.keys())
+        return not self._counts or (table == self._first and self._all_begun(clocks))
+
+    def _all_begun(self, clocks: Mapping[int, int]) -> bool:
+        return clocks.keys() - self._unused <= self._counts.keys()
 
     def _between(self) -> bool:
         """Whether no round is under way for certain: all has been done that was done in the one before."""

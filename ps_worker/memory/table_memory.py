@@ -51,6 +51,7 @@ class TableMemory:
     Attributes:
         gradients: where hooks copy to; forked children see zeros there.
         weights: those of the version shown last: what parameters on the CPU are views of.
+        gradients_descriptor: of gradients, where other processes may map them.
         descriptors: of gradients and, unless they are mapped, weights, for shards on this host; empty where
             they cannot map them.
         stagings: copy between flat memory and parameters.
@@ -58,8 +59,8 @@ class TableMemory:
         on_arrival: told, on a receiving thread, of each partition whose weights are here; see `watch`.
     """
 
-    def __init__(self, plan: Plan, sharing: Sharing) -> None:
-        """Allocates zeros.
+    def __init__(self, plan: Plan, sharing: Sharing, *, lends: bool = False) -> None:
+        """Allocates zeros; other ranks of a group on this host may map gradients where it `lends` them.
 
         Raises:
             OSError: the system has no descriptor left.
@@ -73,12 +74,14 @@ class TableMemory:
         self._halves: list[OverlaidMemory] = []
         self.descriptors: tuple[int, ...] = ()
         gradients = weights = None
+        self.gradients_descriptor: int | None = None
         nbytes = Layout(plan).nbytes
-        if sharing is not Sharing.PRIVATE:
+        if lends or sharing is not Sharing.PRIVATE:
             gradients = SharedMemory(nbytes, wiped=True)
+            self.gradients_descriptor = gradients.descriptor
             if sharing is Sharing.LENT:
                 lend(gradients, gradients.descriptor)
-            else:
+            elif sharing is not Sharing.PRIVATE:
                 self.descriptors = (gradients.descriptor,)
         if sharing is Sharing.COPIED:
             weights = SharedMemory(nbytes)
@@ -154,6 +157,12 @@ class TableMemory:
     def mapped(self) -> bool:
         """Whether weights lie in memory of shards."""
         return bool(self._halves)
+
+    @property
+    def laid_by(self) -> frozenset[int]:
+        """The shards whose weights are seen where they have them."""
+        with self._lock:
+            return frozenset(self._laid)
 
     def lay(self, shard: int, descriptors: Sequence[int]) -> None:
         """A shard has sent the descriptors of its two halves; they stay the caller's.

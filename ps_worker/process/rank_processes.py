@@ -1,7 +1,7 @@
 """Ranks as child processes of one command, each told by its environment which rank it is.
 
-A rank that ends badly ends nothing here: its group hears of it by itself, and other groups go on. It must not
-know jobs.
+A rank that ends badly ends nothing here: its group hears of it by itself, and other groups go on. All end
+with the command, also where that is killed. It must not know jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FrameType
 
+from ps_wire.errors import ConfigurationRefused
 from ps_wire.process import watched
+from ps_wire.process.die_with_parent import tied
 
 logger = logging.getLogger("ps_worker")
 
@@ -33,6 +35,9 @@ def run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> in
 
     Returns:
         The exit code of the one that failed first; 0: none did.
+
+    Raises:
+        ConfigurationRefused: the system starts no further process; those that it has started have ended.
     """
     children: list[subprocess.Popen[bytes]] = []
 
@@ -44,7 +49,14 @@ def run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> in
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, lambda *_: None)
     for added in environments:
-        child = subprocess.Popen(list(command), env={**os.environ, **added})  # noqa: S603 - as it was typed
+        try:
+            child = subprocess.Popen(tied(command), env={**os.environ, **added})  # noqa: S603 - as typed
+        except OSError as error:
+            _end(children)
+            raise ConfigurationRefused(
+                f"{len(children)} of {len(environments)} processes of --nproc were started, and were ended "
+                f"again: {error.strerror}; start fewer, or raise the limit of processes or memory"
+            ) from None
         children.append(child)
     failed = 0
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -54,6 +66,13 @@ def run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> in
         code = ended.get()
         failed = failed or code
     return failed
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        child.kill()  # it has joined nothing yet
+    for child in children:
+        child.wait()
 
 
 def _wait(child: subprocess.Popen[bytes], ended: queue.SimpleQueue[int]) -> None:

@@ -71,6 +71,7 @@ class Straggling:
         self._pause = pause
         self._crash = crash
         self._step = -1  # the last one that it was looked at for
+        self._computes = -1  # the one that the script computes for
         self._came_at = -1  # the step at which this process came to a job under way
         self._began_s: float | None = None
         self._waited_s = 0.0
@@ -100,9 +101,14 @@ class Straggling:
                 self._pause(slow.pause_s)
         if slow.factor > 1.0 and self._compute_s:
             self._sleep((slow.factor - 1.0) * self._compute_s)
+        self.resumed(step, waited_s)
+
+    def resumed(self, step: int, waited_s: float) -> None:
+        """The script computes for this step from now on; no batch tells where it has tables alone."""
+        self._computes = step
         self._began_s, self._waited_s = self._clock(), waited_s
 
     def called(self, step: int, waited_s: float) -> None:
         """The script has computed, and calls this step; the last call of a step counts."""
-        if step == self._step and self._began_s is not None:
+        if step == self._computes and self._began_s is not None:
             self._compute_s = max(self._clock() - self._began_s - (waited_s - self._waited_s), 0.0)

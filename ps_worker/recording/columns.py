@@ -83,6 +83,12 @@ _ROWS: tuple[tuple[str, str, str, tuple[type, ...]], ...] = (
         _COUNT,
     ),
     ("retried", "frames", "that were sent again, since a connection broke", _COUNT),
+    (
+        "cpu_s",
+        "s",
+        "processor time of the worker's process in the step, of all its threads; nothing of where it sleeps",
+        _MAYBE_SECONDS,
+    ),
 )
 COLUMNS = tuple(
     Column(name=name, unit=unit, meaning=meaning, types=types) for name, unit, meaning, types in _ROWS
@@ -122,6 +128,7 @@ class StepRecord:
     dropped: int = 0
     abstained: int = 0
     retried: int = 0
+    cpu_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -268,7 +275,7 @@ def decode(line: str) -> StepRecord:
     return StepRecord(**values)
 
 
-_OPTIONAL = frozenset({"loss", "metrics", "dropped", "abstained", "retried"})  # as in StepRecord
+_OPTIONAL = frozenset({"loss", "metrics", "dropped", "abstained", "retried", "cpu_s"})  # as in StepRecord
 
 
 def _line(values: Mapping[str, Any]) -> str:

@@ -68,6 +68,7 @@ class _Step:
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     after: StepTotals | None = None
+    used_s: float = 0.0
 
 
 class StepRecorder:
@@ -81,6 +82,7 @@ class StepRecorder:
         certain: bool = True,
         clock: Callable[[], float] = time.monotonic,
         unix: Callable[[], float] = time.time,
+        used: Callable[[], float] = time.process_time,
     ) -> None:
         """Has no file; `enter` makes one.
 
@@ -91,11 +93,14 @@ class StepRecorder:
                 it has said so, which version a push is applied at is not known.
             clock: seconds that only grow.
             unix: seconds since 1970.
+            used: processor time of this process.
         """
         self._folder = folder
         self._warn = warn
         self._certain = certain
         self._clock = clock
+        self._used = used
+        self._used_s = used()  # at the end of the step that was written last
         self._zero_s = clock()
         self.unix_s = unix()
         self._file: TextIO | None = None
@@ -117,7 +122,7 @@ class StepRecorder:
     def enter(self, header: columns.RecordHeader, clock: int = 0) -> None:
         """Another incarnation begins, whose first step has this clock: its file, with its header."""
         self.close(self._totals)
-        self._count, self._start_s = clock, self._now()
+        self._count, self._start_s, self._used_s = clock, self._now(), self._used()
         if self._failed:
             return
         try:
@@ -164,6 +169,7 @@ class StepRecorder:
         if sent is None:
             return
         sent.ended_s, sent.called_s = self._now(), self._called_s
+        sent.used_s = self._used()
         sent.samples += samples
         self._write_before()
 
@@ -244,6 +250,7 @@ class StepRecorder:
             for clock in [known for known in self._heard if known <= step.clock]:
                 del self._heard[clock]
         before, after, self._totals = self._totals, step.after, step.after
+        used_s, self._used_s = max(step.used_s - self._used_s, 0.0), step.used_s
         started_s = self._start_s
         ended_s = self._start_s = max(step.ended_s, heard.came_s, started_s)
         whole_s = ended_s - started_s
@@ -273,6 +280,7 @@ class StepRecorder:
             dropped=heard.dropped,
             abstained=heard.abstained,
             retried=heard.resent,
+            cpu_s=round(used_s, 6),
         )
         self._count += 1
         self._write(columns.encode(record))

@@ -23,30 +23,30 @@ from .schedule import CONSISTENCIES, Act, Event, Round, draw
 
 STEPS = 150
 SEED = 47  # under which, in a round of bsp, one server is killed and the other one stopped
+WITH_A_SERVERS_END = 1
 
 
 @pytest.mark.integration
 @pytest.mark.fault
-@pytest.mark.parametrize("number", [1, 2, 3])
 def test_whatever_happens_every_push_is_accounted_for_and_the_weights_are_their_replay(
-    zygote: Zygote, number: int
+    zygote: Zygote,
 ) -> None:
-    """Workers are killed and stopped, in two rounds servers, too; those are apart in each; frames are lost.
+    """Workers and a server are killed and stopped, and are apart; frames are lost.
 
-    A round for every consistency; with backup workers in the long run only.
+    A round of bsp; `make chaos` has those of the other consistency models, and some of backup workers.
     """
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))  # it stays, where the round fails
     (happened,) = chaos.run(
         zygote.start,
         folder,
         seed=SEED,
-        numbers=[number],
+        numbers=[WITH_A_SERVERS_END],
         until_s=math.inf,
         steps=STEPS,
         without=(chaos.RESUME,),  # `test_resume.py` has those
     )
-    assert {*happened} == {*draw(SEED, number, steps=STEPS).events}
-    assert bool(acts_on("server", happened) & {Act.KILL, Act.STOP}) == bool(number % 2)
+    assert {*happened} == {*draw(SEED, WITH_A_SERVERS_END, steps=STEPS).events}
+    assert acts_on("server", happened) & {Act.KILL, Act.STOP}
     assert acts_on("server", happened) & {Act.CUT, Act.BLINK}
     shutil.rmtree(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import signal
 from pathlib import Path
@@ -92,6 +93,36 @@ def test_a_group_that_was_broken_forms_again_as_a_new_incarnation(
     status = cluster.status(job)
     assert status is not None
     assert [entry.incarnation for entry in status.workers if entry.worker == 1] == [2]
+
+
+def test_ranks_end_with_the_command_that_has_started_them_also_where_it_is_killed(
+    spawn: Start, tmp_path: Path
+) -> None:
+    script = tmp_path / "holds.py"
+    script.write_text(
+        "import fcntl, os, signal\n"
+        f"held = open({str(tmp_path)!r} + '/' + os.environ['PS_LOCAL_RANK'], 'w')\n"
+        "fcntl.flock(held, fcntl.LOCK_EX)\n"
+        "print('holds', flush=True)\n"
+        "signal.pause()\n"
+    )
+    command = spawn("ps-worker", "--servers", "none", "--nproc", "2", str(script))
+    for _ in range(2):
+        command.wait_line("^holds")
+
+    command.kill()
+
+    for rank in range(2):
+        with (tmp_path / str(rank)).open("w") as held:
+            until(lambda: _is_free(held.fileno()), f"rank {rank} has ended")
+
+
+def _is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("stopped", [0, 1])

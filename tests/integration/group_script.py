@@ -24,7 +24,7 @@ def main() -> None:
     with ps.connect() as worker:
         me = (worker.rank, worker.group_rank)
         torch.manual_seed(sum(me))  # the leader of worker 0 starts the job; the others are given its weights
-        width = 40 + (me == (0, 1) and "other model" in words)
+        width = (400 if "large" in words else 40) + (me == (0, 1) and "other model" in words)
         model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.ReLU(), torch.nn.Linear(width, 3))
         unused = torch.nn.Parameter(torch.ones(17))
         model.register_parameter("sometimes", unused)

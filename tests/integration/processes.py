@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from ps_lab.cluster import die_with_parent
 from ps_lab.cluster.cluster import command_path
 from ps_lab.cluster.fork_server import ForkServer
 from ps_lab.cluster.process_handle import ProcessHandle
+from ps_wire.process import die_with_parent
 from tests.until import LIMIT_S
 
 TETHER = str(Path(die_with_parent.__file__))

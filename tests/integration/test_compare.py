@@ -12,7 +12,7 @@ from ps_lab.compare.laws import Holds, verdicts
 from ps_lab.compare.outcome import Ending
 from ps_lab.compare.results import read_recordings, read_run
 
-from .processes import Process, ended, start
+from .processes import Process, Zygote, ended
 
 pytestmark = pytest.mark.integration
 
@@ -66,14 +66,14 @@ record = false
 
 
 @pytest.fixture(name="compare")
-def _compare(tmp_path: Path) -> Iterator[object]:
+def _compare(zygote: Zygote, tmp_path: Path) -> Iterator[object]:
     started: list[Process] = []
     (tmp_path / "tiny.toml").write_text(EXPERIMENT)
 
     def compare(*options: str, steps: int = 10, fails: str = "", script: str = SCRIPT) -> Process:
         (tmp_path / "train.py").write_text(script.format(steps=steps, fails=fails))
         where = ("--out", str(tmp_path / "out"))
-        started.append(start("ps-lab", "compare", str(tmp_path / "tiny.toml"), *where, *options))
+        started.append(zygote.start("ps-lab", "compare", str(tmp_path / "tiny.toml"), *where, *options))
         return started[-1]
 
     yield compare

@@ -2,7 +2,8 @@
 
 Its program, run with the numbers of a socket and of the process that started it, and then with names of
 modules that are imported before the first fork, too. Modules that a child's TESTS_INSTALL names are imported
-in it, and their `install()` is called, before its command begins.
+in it, and their `install()` is called, before its command begins. A `ps-lab` has a fork server of its own at
+once, which need not import all anew.
 """
 
 import importlib
@@ -21,15 +22,43 @@ def install() -> None:
         importlib.import_module(name).install()
 
 
+def lend_fork_server(threads: int) -> None:
+    """Forks another fork server from this process, and has the command that comes use it."""
+    from ps_lab.cluster import fork_server  # noqa: PLC0415
+    from ps_wire.process import die_with_parent  # noqa: PLC0415
+
+    ours, theirs = socket.socketpair()
+    parent = os.getpid()
+    if os.fork() == 0:
+        try:
+            ours.close()
+            os.setsid()
+            die_with_parent.die_with(parent)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            fork_server.serve(theirs, threads, install)
+        finally:
+            os._exit(0)
+    theirs.close()
+    fork_server.shared = fork_server.ForkServer(link=ours)
+
+
 def main() -> None:
     """Serves until the tests have closed their end, or have ended."""
     sys.path.insert(0, ROOT)
-    from ps_lab.cluster import die_with_parent, fork_server  # noqa: PLC0415 - found now
+    from ps_lab.cluster import fork_server  # noqa: PLC0415 - found now
+    from ps_wire.process import die_with_parent  # noqa: PLC0415 - found now
 
     die_with_parent.die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
-    fork_server.serve(control, fork_server.preload((*fork_server.PRELOADED, *sys.argv[3:])), install)
+    threads = fork_server.preload((*fork_server.PRELOADED, *sys.argv[3:]))
+
+    def prepare() -> None:
+        install()
+        if sys.argv[0] == "ps-lab":
+            lend_fork_server(threads)
+
+    fork_server.serve(control, threads, prepare)
 
 
 if __name__ == "__main__":

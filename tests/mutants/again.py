@@ -12,6 +12,7 @@ RESUME = "tests/component/snapshots/test_resume.py"
 COMES_AGAIN = f"{LOOPS}::test_who_comes_again_goes_on_in_the_loop_in_which_the_job_is"
 BEHIND = f"{LOOPS}::test_who_comes_while_the_others_are_behind_a_loop_goes_on_there_and_makes_their_calls"
 GOES_BACK = f"{LOOPS}::test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot"
+ROUNDS = "tests/unit/ps_worker/membership/test_round_barrier.py"
 
 MUTANTS = (
     Mutant(
@@ -97,5 +98,19 @@ MUTANTS = (
         tests=(
             f"{RESUME}::test_who_was_evicted_behind_the_last_batch_of_the_epoch_of_the_others_runs_its_body_again",
         ),
+    ),
+    Mutant(
+        name="again: the first round of a script is never over",
+        file="ps_worker/membership/round_barrier.py",
+        text="self._between() or (not self._usual and self._all_begun(self._clocks()))",
+        fault="self._between()",
+        tests=(f"{ROUNDS}::test_the_first_round_is_over_when_each_table_had_a_step",),
+    ),
+    Mutant(
+        name="again: what belongs to a round is forgotten by who joins again",
+        file="ps_worker/membership/round_barrier.py",
+        text="self._counts or self._usual, Counter()",
+        fault="self._counts, Counter()",
+        tests=(f"{ROUNDS}::test_what_belongs_to_a_round_is_still_known_when_the_worker_has_joined_again",),
     ),
 )

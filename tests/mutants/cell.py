@@ -393,7 +393,7 @@ MUTANTS = (
     Mutant(
         name="clipping: norms say no epoch",
         file=CLIPPING,
-        text="            self._epoch = epoch\n            for step",
+        text="            self._membership_epoch = membership_epoch\n            for step",
         fault="            for step",
         tests=(f"{CLIPS}::test_a_shard_reports_the_norm_of_those_who_are_left",),
     ),
@@ -428,14 +428,14 @@ MUTANTS = (
     Mutant(
         name="ballots: a norm of an evicted worker enters the scale",
         file=BALLOTS,
-        text="            self._epoch = norm.epoch\n            self._squares.clear()\n",
-        fault="            self._epoch = norm.epoch\n",
+        text="            self._membership_epoch = norm.membership_epoch\n            self._squares.clear()\n",
+        fault="            self._membership_epoch = norm.membership_epoch\n",
         tests=(CLIPS, EVICTION),
     ),
     Mutant(
         name="ballots: a norm of before an eviction is taken after it",
         file=BALLOTS,
-        text="        if norm.step != open_step or norm.epoch < self._epoch:\n",
+        text="        if norm.step != open_step or norm.membership_epoch < self._membership_epoch:\n",
         fault="        if norm.step != open_step:\n",
         tests=(CLIPS, EVICTION),
     ),

@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         name="tether: a child outlives who started it",
-        file="ps_lab/cluster/die_with_parent.py",
+        file="ps_wire/process/die_with_parent.py",
         text="        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)\n",
         fault="        pass\n",
         tests=("tests/unit/ps_lab/cluster/test_child.py",),

@@ -5,6 +5,7 @@ from .mutant import Mutant
 OF_DDP = "tests/unit/ps_worker/group/test_ddp.py"
 RUNNER = "ps_lab/compare/local_runner.py"
 OF_THE_RUNNER = "tests/integration/test_compare.py"
+OF_CORES = ("tests/unit/ps_lab/simulate/test_shared_cores.py",)
 
 MUTANTS = (
     Mutant(
@@ -41,6 +42,55 @@ MUTANTS = (
         text="            servers=None if self._serves else (ALONE,),\n",
         fault="",
         tests=(f"{OF_THE_RUNNER}::test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp",),
+    ),
+    Mutant(
+        name="shared cores: two tasks on one core go as fast as alone",
+        file="ps_lab/simulate/shared_cores.py",
+        text="        return min(1.0, self._count / len(self._tasks))\n",
+        fault="        return 1.0\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="shared cores: servers take nothing of them",
+        file="ps_lab/simulate/engine.py",
+        text="        self._occupy(work_s)\n        return taken_s\n",
+        fault="        return taken_s\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="shared cores: a straggler computes where a real one sleeps",
+        file="ps_lab/simulate/engine.py",
+        text="            slept_s = (slowness.factor - 1.0) * worker.measured_s\n",
+        fault="            slept_s, compute_s = 0.0, compute_s * slowness.factor\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="fit: servers' steps are counted as pushes",
+        file="ps_lab/simulate/fit.py",
+        text="    if determinant > 1e-6 * pp * aa:\n",
+        fault="    if False:\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="report: what was not measured is said to hold",
+        file="ps_lab/compare/tables.py",
+        text='None, None, None, None, None, "extrapolation")',
+        fault='None, None, None, None, None, "holds")',
+        tests=("tests/unit/ps_lab/compare/test_validation.py",),
+    ),
+    Mutant(
+        name="recorder: a step has the processor time of all before it",
+        file="ps_worker/recording/recorder.py",
+        text="        used_s, self._used_s = max(step.used_s - self._used_s, 0.0), step.used_s\n",
+        fault="        used_s = max(step.used_s - self._used_s, 0.0)\n",
+        tests=("tests/unit/ps_worker/recording/test_recorder.py",),
+    ),
+    Mutant(
+        name="stragglers: a factor does nothing to tables",
+        file="ps_worker/steps.py",
+        text="            self._straggling.resumed(self.step, self._idle_s)\n",
+        fault="            pass\n",
+        tests=("tests/component/training/test_record.py",),
     ),
     Mutant(
         name="metrics: a split without waits at the gate is no number",

@@ -13,8 +13,8 @@ MUTANTS = (
     Mutant(
         name="groups: the sum of ranks is not divided",
         file="ps_worker/group/gradient_reduce.py",
-        text="            total.div_(len(parts))\n",
-        fault="            pass\n",
+        text="            mine.copy_(total.div_(len(every)))\n",
+        fault="            mine.copy_(total)\n",
         tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
     ),
     Mutant(
@@ -34,8 +34,8 @@ MUTANTS = (
     Mutant(
         name="groups: sixteen bits are added in sixteen bits",
         file="ps_worker/group/gradient_reduce.py",
-        text="        narrow = mine.dtype in NARROW\n",
-        fault="        narrow = False\n",
+        text="            total = torch.add(every[0].float(), every[1]) if mine.dtype in NARROW else every[0] + every[1]\n",
+        fault="            total = every[0] + every[1]\n",
         tests=(f"{REDUCE}::test_sixteen_bits_are_added_in_float32_and_rounded_once",),
     ),
     Mutant(

@@ -8,11 +8,69 @@ REDUCE, OWNERS, CHANNEL = (
     f"{GROUP}/test_owners.py",
     f"{GROUP}/test_channel.py",
 )
+RANK_PROCESSES = "tests/unit/ps_worker/process/test_rank_processes.py"
+FAULTS = "tests/faults/test_groups.py"
 SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
 TABLE = "tests/unit/ps_server/shard/table/test_table.py"
 GROUPS = "tests/integration/test_groups.py"
 
+LENT = f"{GROUP}/test_lent_gradients.py"
+
 MUTANTS = (
+    Mutant(
+        name="owners: ranks outlive the command that has started them",
+        file="ps_worker/process/rank_processes.py",
+        text="            child = subprocess.Popen(tied(command), env",
+        fault="            child = subprocess.Popen(list(command), env",
+        tests=(
+            f"{FAULTS}::test_ranks_end_with_the_command_that_has_started_them_also_where_it_is_killed",
+        ),
+    ),
+    Mutant(
+        name="owners: ranks that were started stay where another one cannot be",
+        file="ps_worker/process/rank_processes.py",
+        text="            _end(children)\n",
+        fault="            pass\n",
+        tests=(
+            f"{RANK_PROCESSES}::test_where_the_system_starts_no_more_processes_those_that_were_started_end",
+        ),
+    ),
+    Mutant(
+        name="owners: memory of another process with that number is mapped",
+        file="ps_worker/group/lent_gradients.py",
+        text='        if [found.st_dev, found.st_ino] != offer.get("memory"):\n',
+        fault="        if False:\n",
+        tests=(f"{LENT}::test_a_descriptor_that_means_other_memory_is_not_mapped",),
+    ),
+    Mutant(
+        name="owners: each rank decides by itself whether gradients are lent",
+        file="ps_worker/group/lent_gradients.py",
+        text='    if not all(one.fields.get("mapped") is True for one in agreed):\n',
+        fault="    if not mapped:\n",
+        tests=(f"{LENT}::test_where_one_rank_has_nothing_to_lend_none_borrows",),
+    ),
+    Mutant(
+        name="owners: the mean of lent gradients is written to the first rank's",
+        file="ps_worker/group/gradient_reduce.py",
+        text="            kernels.KERNELS.mean(every, mine)\n",
+        fault="            mine.copy_(every[0].add_(every[1]).div_(2))\n",
+        tests=(f"{REDUCE}::test_who_reads_gradients_where_they_lie_writes_its_own_alone",),
+    ),
+    Mutant(
+        name="owners: weights go to ranks that map them",
+        file="ps_worker/group/gradient_reduce.py",
+        text="            wanting = [rank for rank in range(self._size) if partition.shard not in sees[rank]]\n",
+        fault="            wanting = list(range(self._size))\n",
+        tests=(f"{REDUCE}::test_weights_that_a_rank_sees_where_the_servers_have_them_are_not_sent_to_it",),
+    ),
+    Mutant(
+        name="owners: the compiled mean in place is not tried",
+        file="ps_wire/process/kernels.py",
+        text="        if not same_bits(gradients[-1], expected):\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py",),
+        survives="the kernel is right here: the look at the start is for other machines",
+    ),
     Mutant(
         name="owners: a rank's HELLO retires the connection of another rank",
         file="ps_server/shard/shard.py",

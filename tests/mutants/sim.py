@@ -10,6 +10,7 @@ OF_THE_ENGINE = ("tests/unit/ps_lab/simulate/test_engine.py",)
 LEARNING = "ps_lab/simulate/learning.py"
 OF_LEARNING = ("tests/unit/ps_lab/simulate/test_learning.py",)
 FIT = "ps_lab/simulate/fit.py"
+VALIDATION = "ps_lab/compare/validation.py"
 OF_FITS = ("tests/unit/ps_lab/simulate/test_fit.py",)
 CLOSED_FORMS = "ps_lab/simulate/closed_forms.py"
 OF_CLOSED_FORMS = "tests/unit/ps_lab/simulate/test_closed_forms.py"
@@ -60,8 +61,8 @@ MUTANTS = (
     Mutant(
         name="simulate: a shard takes pushes all at once",
         file=ENGINE,
-        text="        shard.free_s = max(shard.free_s, self._now_s) + self._take_s\n",
-        fault="        shard.free_s = self._now_s + self._take_s\n",
+        text="        shard.free_s = max(shard.free_s, self._now_s) + self._served_s(self._take_s)\n",
+        fault="        shard.free_s = self._now_s + self._served_s(self._take_s)\n",
         tests=OF_THE_ENGINE,
     ),
     Mutant(
@@ -164,14 +165,14 @@ MUTANTS = (
     ),
     Mutant(
         name="simulate: the distance of two stalenesses does not know how far",
-        file=FIT,
+        file=VALIDATION,
         text="        area += abs(gap) * (following - tau)\n",
         fault="        area += abs(gap)\n",
         tests=OF_FITS,
     ),
     Mutant(
         name="simulate: any staleness passes as valid",
-        file=FIT,
+        file=VALIDATION,
         text="        return abs(self.ratio - 1.0) <= MAX_RATIO and self.wasserstein <= most\n",
         fault="        return self.wasserstein <= most\n",
         tests=OF_FITS,

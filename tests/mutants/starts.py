@@ -81,8 +81,8 @@ MUTANTS = (
     Mutant(
         name="all jobs' orders wait in one queue on a follower",
         file="ps_server/shard/follower.py",
-        text="self._lanes.submit(job_of(order), partial(self._carry_out, order))",
-        fault='self._lanes.submit("", partial(self._carry_out, order))',
+        text="self._lanes.submit(job_of(order), partial(self._execute, order))",
+        fault='self._lanes.submit("", partial(self._execute, order))',
         tests=(LONG_ORDERS,),
     ),
     Mutant(

@@ -429,8 +429,8 @@ MUTANTS = (
     Mutant(
         name="rounds: a table that is out of use is waited for",
         file=ROUNDS,
-        text="        used = clocks.keys() - self._unused\n",
-        fault="        used = clocks.keys()\n",
+        text="clocks.keys() - self._unused <= self._counts.keys()",
+        fault="clocks.keys() <= self._counts.keys()",
         tests=("tests/unit/ps_worker/membership/test_round_barrier.py",),
     ),
     Mutant(

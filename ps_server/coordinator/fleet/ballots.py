@@ -56,7 +56,7 @@ class ScaleBallot:
     max_norm: float
     holders: tuple[int, ...]
     decided: pb.Decide | None = None
-    _epoch: int = 0  # of the membership that norms were computed with
+    _membership_epoch: int = 0  # of the membership that norms were computed with
     _squares: dict[int, float] = field(default_factory=dict)
 
     def remember(self, decided: pb.Decide) -> None:
@@ -70,13 +70,13 @@ class ScaleBallot:
 
     def reported(self, shard: int, norm: Norm) -> list[Decision]:
         """A shard's part of a norm: the scale, once all have reported, or if the shard may not know it."""
-        if norm.epoch > self._epoch:  # parts with a worker that was evicted are void
-            self._epoch = norm.epoch
+        if norm.membership_epoch > self._membership_epoch:  # parts with a worker that was evicted are void
+            self._membership_epoch = norm.membership_epoch
             self._squares.clear()
         if self.decided is not None and norm.step == self.decided.step:
             return [Decision(pb.Order(decide=self.decided), (shard,), beside=True)]
         open_step = 0 if self.decided is None else self.decided.step + 1
-        if norm.step != open_step or norm.epoch < self._epoch:
+        if norm.step != open_step or norm.membership_epoch < self._membership_epoch:
             return []
         self._squares[shard] = norm.squares
         if len(self._squares) < len(self.holders):

@@ -257,13 +257,13 @@ class Fleet:
 
     def _decide_own(self, decision: Decision) -> None:
         if decision.beside:
-            decided = self._loop.run_in_executor(None, self._own.carry_out, decision.order)
+            decided = self._loop.run_in_executor(None, self._own.execute, decision.order)
             watched.outcome("the decision of a step", decided, log=logger)
         else:
-            watched.outcome("the choice of a step", self._carry_out_own(decision.order), log=logger)
+            watched.outcome("the choice of a step", self._execute_own(decision.order), log=logger)
 
-    def _carry_out_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
-        carried_out = self._lanes.submit(job_of(order), partial(self._own.carry_out, order))
+    def _execute_own(self, order: pb.Order) -> asyncio.Future[pb.OrderDone]:
+        carried_out = self._lanes.submit(job_of(order), partial(self._own.execute, order))
         return asyncio.wrap_future(carried_out, loop=self._loop)
 
     def raise_generation(self) -> int:
@@ -326,7 +326,7 @@ class Fleet:
         message.CopyFrom(order)
         message.number = next(self._numbers)
         self._note(message, specs)
-        own = self._carry_out_own(message)  # all are sent at once: shards agree on the order of a job's
+        own = self._execute_own(message)  # all are sent at once: shards agree on the order of a job's
         above = sorted(self._registered) if absent_ok else range(1, self.num_shards)
         boots = {index: self.registry.known[index][0] for index in above}
         sent = {index: self._send(index, message) for index in above}

@@ -38,7 +38,7 @@ class OwnShard(Protocol):
         """Lines of the log about peers that this process refuses."""
         ...
 
-    def carry_out(self, order: pb.Order) -> pb.OrderDone:
+    def execute(self, order: pb.Order) -> pb.OrderDone:
         """Carries one order out and says how it went. Blocks while memory is allocated."""
         ...
 

@@ -26,7 +26,7 @@ class Events:
         self.last: deque[str] = deque(maxlen=KEPT)
         self._job = job
 
-    def record(self, event: Event, member: Member, *, epoch: int, detail: str = "") -> None:
+    def record(self, event: Event, member: Member, *, membership_epoch: int, detail: str = "") -> None:
         """Counts and logs what happened to a member."""
         self.say(
             event,
@@ -34,7 +34,7 @@ class Events:
             incarnation=member.incarnation,
             host=member.host,
             pid=member.pid,
-            epoch=epoch,
+            epoch=membership_epoch,
             detail=detail,
         )
 

@@ -136,7 +136,9 @@ class JobRunner:
         now_s = time.monotonic()
         for member in self.job.roster.returning():  # each has a full term
             self.leases.grant(member.worker, member.incarnation, member.lease_s, now_s)
-            self.events.record(Event.ROLL_BACK, member, epoch=phase.membership_epoch, detail=saved.snapshot)
+            self.events.record(
+                Event.ROLL_BACK, member, membership_epoch=phase.membership_epoch, detail=saved.snapshot
+            )
         self.thaw(actions)
 
     def thaw(self, actions: Sequence[Action]) -> None:
@@ -187,13 +189,13 @@ class JobRunner:
     def give_up(self, unheard: Sequence[Member]) -> None:
         """Those who have not come back since servers did: nobody has them in a gate, so they go together."""
         for member in unheard:
-            self.events.record(Event.EVICT, member, epoch=self.job.phase.membership_epoch + 1)
+            self.events.record(Event.EVICT, member, membership_epoch=self.job.phase.membership_epoch + 1)
         self.do(self.job.give_up(unheard))
 
     def evict(self, member: Member) -> None:
         """A member's lease is over: the others go on without it."""
         why = f"was evicted: silent for longer than its lease of {member.lease_s:g} s; we go on"
-        self.events.record(Event.EVICT, member, epoch=self.job.phase.membership_epoch + 1)
+        self.events.record(Event.EVICT, member, membership_epoch=self.job.phase.membership_epoch + 1)
         self.do(self.job.lost(member, why))
 
     def do(self, actions: Sequence[Action]) -> None:

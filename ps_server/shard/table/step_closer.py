@@ -93,21 +93,21 @@ class StepCloser:
                 self.check_hyper(cell, step)
         self.settle()
 
-    def reopen(self, epoch: int) -> None:
-        """Members have gone, in this epoch: see `Clipping.reopen`."""
+    def reopen(self, membership_epoch: int) -> None:
+        """Members have gone, in this epoch of the membership: see `Clipping.reopen`."""
         if self._clipping is not None:
-            self._clipping.reopen(epoch)
+            self._clipping.reopen(membership_epoch)
 
     def dump(self) -> int:
         """The epoch of the membership, as norms know it; 0 where steps are not clipped.
 
         Norms and choices themselves come again: cells are asked, and the coordinator remembers its own.
         """
-        return self._clipping.epoch if self._clipping is not None else 0
+        return self._clipping.membership_epoch if self._clipping is not None else 0
 
-    def load(self, epoch: int) -> None:
+    def load(self, membership_epoch: int) -> None:
         """Takes over what `dump` gave."""
-        self.reopen(epoch)
+        self.reopen(membership_epoch)
 
     def choose(self, choice: Choice) -> None:
         """The coordinator has chosen what an open step takes, or where a late worker goes on."""
@@ -188,19 +188,19 @@ class StepCloser:
         found = clipping.poll()
         if found is None:
             return
-        step, squares, epoch = found
+        step, squares, membership_epoch = found
         if self._report is not None:
-            self._report(self._norm(step, squares, epoch))
+            self._report(self._norm(step, squares, membership_epoch))
         else:
             assert self._spec.clip_grad_norm is not None
             self.decide(step, coefficient(self._spec.clip_grad_norm, squares))
 
-    def _norm(self, step: int, squares: float, epoch: int) -> Norm:
+    def _norm(self, step: int, squares: float, membership_epoch: int) -> Norm:
         return Norm(
             job=self._job,
             table=self._spec.number,
             opening=self._opening,
             step=step,
             squares=squares,
-            epoch=epoch,
+            membership_epoch=membership_epoch,
         )

@@ -303,7 +303,7 @@ class ShardTable:
             clocks = [cell.fence(worker, incarnation) for cell in self._cells.values()]
         return min((clock for clock in clocks if clock is not None), default=None)
 
-    def evict(self, worker: int, incarnation: int, limit: int, epoch: int) -> int:
+    def evict(self, worker: int, incarnation: int, limit: int, membership_epoch: int) -> int:
         """A fenced worker is no member any more: pushes of steps below `limit` count.
 
         Returns:
@@ -311,7 +311,7 @@ class ShardTable:
         """
         now_s = time.monotonic()
         with self.closer.changing():
-            self.closer.reopen(epoch)
+            self.closer.reopen(membership_epoch)
             newest = [cell.evict(worker, incarnation, limit, now_s) for cell in self._cells.values()]
         self.closer.settle()
         return max(newest, default=0)
@@ -332,7 +332,7 @@ class ShardTable:
             cells = {index: cell.dump(going_on=going_on) for index, cell in self._cells.items()}
             if not going_on:
                 return TableState(cells=cells)
-            return TableState(cells=cells, hyper=self._hyper.dump(), epoch=self.closer.dump())
+            return TableState(cells=cells, hyper=self._hyper.dump(), membership_epoch=self.closer.dump())
 
     def load(self, state: TableState, *, going_on: bool = False) -> None:
         """Takes over a state of the same plan; it was opened, and has not started.
@@ -356,7 +356,7 @@ class ShardTable:
             self.closer.choose_from_here()
             return
         self._hyper.load(state.hyper)
-        self.closer.load(state.epoch)
+        self.closer.load(state.membership_epoch)
         others = {index: cell.tensors.other for index, cell in state.cells.items()}
         for index, other in others.items():
             if other is not None:

@@ -16,9 +16,9 @@ class TableState:
     Attributes:
         cells: partition -> its state.
         hyper: (worker, rank) -> number -> hyper-parameters that pushes may still refer to.
-        epoch: of the membership, as norms of clipped steps know it.
+        membership_epoch: of the membership, as norms of clipped steps know it.
     """
 
     cells: Mapping[int, CellState]
     hyper: Mapping[tuple[int, int], Mapping[int, Hyperparameters]] = field(default_factory=dict)
-    epoch: int = 0
+    membership_epoch: int = 0

@@ -17,8 +17,11 @@ from ps_wire.access.channel import dial
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
+from ps_worker.membership.snapshot_promise import Put
 from tests.component.points import AT_THE_END, IN_A_STEP, LIMIT_S, Points, Script
 from tests.component.service import Cluster, fresh_name, together
+from tests.inside import link_of
+from tests.until import until
 
 TAKES_AT = 3
 ALL = IN_A_STEP + AT_THE_END
@@ -59,6 +62,7 @@ class Job:
         self.points = Points(points, workers=2, happens=self._go_back)
         self._any = bool(points)
         self._asked, self._taken = False, threading.Event()
+        self._cut_by = 0  # worker 0 has begun the cut's step before this one, wherever worker 1 is
 
     def run(self, *, told: bool, **kind: Any) -> list[tuple[dict[str, Any], list[int]]]:
         def one(rank: int) -> tuple[dict[str, Any], list[int]]:
@@ -79,12 +83,24 @@ class Job:
         self.points.at(worker, point)
 
     def _snapshot(self, worker: ps.Worker) -> None:
-        """Workers train on until it is there; the steps after that are the ones that are undone."""
+        """Workers train on until the cut, and wait until it is written; the steps after that are undone."""
         if not self._asked:
             self._asked = True
+            promise = link_of(worker).promise
+            prepare = promise.prepare
+
+            def prepared(number: int, put: Put) -> dict[int, int]:
+                steps = prepare(number, put)
+                self._cut_by = max(steps.values()) + 3  # under bsp nobody is two steps ahead
+                return steps
+
+            promise.prepare = prepared  # type: ignore[method-assign]
             threading.Thread(target=self._take, daemon=True).start()
-        if self.points.first == LIMIT_S and self._taken.wait(0.05):
-            self.points.first = (worker.step + 2) | 1  # the forwards there wait for weights
+            until(lambda: self._cut_by, "the cut is asked for")
+        if self.points.first == LIMIT_S and worker.step >= self._cut_by:
+            until(lambda: self._taken.is_set() or worker.step < self._cut_by, "the snapshot is there")
+            if self._taken.is_set():
+                self.points.first = (worker.step + 2) | 1  # the forwards there wait for weights
 
     def _take(self) -> None:
         list(snapshot_calls.take(self._coordinator, self.name, OPEN))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ps_worker.settings import read
 from tests.component.service import figures, fresh_name, run_workers
 
 STEPS = 6
+COMPUTE_S = 0.02
 
 
 def train(worker: ps.Worker) -> tuple[dict[int, int], ps.Stats]:
@@ -77,6 +79,24 @@ def test_tables_are_recorded_and_what_waits_for_weights_waits(one_shard, tmp_pat
     run_workers(one_shard, body, consistency="asp", record=tmp_path)
     (steps,) = recorded(tmp_path).values()
     assert [(it.clock, it.tau, it.gap, it.samples) for it in steps] == [(n, 0, 0, 0) for n in range(4)]
+
+
+def test_a_table_is_slow_by_what_its_worker_computed_since_the_step_before(
+    one_shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A sleep takes no less than it is to, so no clock can be too quick for this."""
+    monkeypatch.setenv("PS_STRAGGLER", "constant:f=4")
+
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(10)}, optimizer=ps.SGD(lr=1.0))
+        for _ in range(4):
+            time.sleep(COMPUTE_S)
+            table.push({"w": torch.ones(10)})
+            table.pull().result()
+
+    run_workers(one_shard, body, consistency="asp", record=tmp_path)
+    (steps,) = recorded(tmp_path).values()
+    assert all(it.ended_s - it.started_s >= 4 * COMPUTE_S - 1e-4 for it in steps[1:])
 
 
 def test_a_bad_profile_names_its_variable_and_its_field():

@@ -217,4 +217,4 @@ def test_other_numbers_in_the_text():
     assert f"a number of {frame.FIRST_READER} or more" in text
     assert f"It did not come about within {readers.CUT_LIMIT_S:g} seconds".lower() in text
     assert f"gives a hold up after {cut_table.HOLD_LIMIT_S:g}" in text
-    assert f"a worker's last {kept_hyperparameters.KEPT_HYPERPARAMETERS} per table" in text
+    assert f"the last {kept_hyperparameters.KEPT_HYPERPARAMETERS} of each rank per table" in text

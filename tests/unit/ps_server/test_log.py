@@ -47,8 +47,6 @@ def test_what_grpc_and_asyncio_complain_of_is_written_in_the_same_way(
     for name in ("ps_server", *log.OTHERS):
         named = logging.getLogger(name)
         monkeypatch.setattr(named, "handlers", [])
-        monkeypatch.setattr(named, "propagate", named.propagate)
-        monkeypatch.setattr(named, "level", named.level)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     log.set_up(1, 2)
     logging.getLogger("grpc._cython.cygrpc").error("Unexpected %s", FORGED)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps_lab.cluster import die_with_parent
 from ps_lab.cluster.child import LINE_BYTES, Child
+from ps_wire.process import die_with_parent
 from tests.unit.ps_lab.cluster.gone import wait_gone
 from tests.until import LIMIT_S
 

@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[4]
 RUN = textwrap.dedent(f"""
     import os, socket, sys
     sys.path[0] = {str(ROOT)!r}
-    from ps_lab.cluster import die_with_parent, fork_server
+    from ps_lab.cluster import fork_server
+    from ps_wire.process import die_with_parent
     def prepare(): exec(os.environ.get("CODE", ""), dict(os=os, sys=sys))
     die_with_parent.die_with(int(sys.argv[2]))
     fork_server.serve(socket.socket(fileno=int(sys.argv[1])), 1, prepare)
@@ -42,6 +43,10 @@ Fork = Callable[..., Forked]
 @pytest.fixture(scope="module", name="server")
 def _server() -> Iterator[ForkServer]:
     made = ForkServer(RUN)
+    # Its process dies with the thread that starts it, and the first test may be one of many threads.
+    first = made.start([command_path("ps-server"), "--help"], os.environ)
+    assert said(first)
+    assert first.wait() == 0
     yield made
     made.close()
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ps_lab.compare.results import Recording
+from ps_lab.compare.validation import distances
 from ps_lab.simulate.costs import Costs
 from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
-from ps_lab.simulate.fit import distances, fit, validate
+from ps_lab.simulate.fit import fit, validate
 from ps_lab.simulate.records import read, recorded, write
 from ps_wire.errors import UsageError
 from ps_wire.spec import consistency, stragglers

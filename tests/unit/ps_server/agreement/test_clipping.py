@@ -234,9 +234,9 @@ def test_a_norm_with_an_evicted_worker_in_it_enters_no_scale():
     """Whether it has come before the first report of the new epoch, or comes again after it."""
     decisions = opened()
     assert said(decisions, 0, norm(0, 900.0)) is None
-    assert said(decisions, 1, norm(0, 7.0, epoch=1)) is None
+    assert said(decisions, 1, norm(0, 7.0, membership_epoch=1)) is None
     assert said(decisions, 0, norm(0, 900.0)) is None
-    decide, _ = said(decisions, 0, norm(0, 2.0, epoch=1))
+    decide, _ = said(decisions, 0, norm(0, 2.0, membership_epoch=1))
     assert decide.scale == coefficient(1.0, 9.0)
 
 

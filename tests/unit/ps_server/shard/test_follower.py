@@ -58,7 +58,7 @@ def restore(it: Follower, generation: int) -> None:
     it._shard.open_part = lambda *_: nullcontext()  # of a snapshot that has no table
     job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
     order = pb.Order(number=9, restore=pb.Restore(job=job, generation=generation, incarnation=1))
-    done = it._carry_out(order)
+    done = it._execute(order)
     assert not done.HasField("refused")
 
 
@@ -87,7 +87,7 @@ def test_an_order_that_comes_again_is_answered_and_not_carried_out_again():
     job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
     drop = pb.Order(number=7, drop_job=pb.DropJob(job="j"))
     admit = pb.Order(number=8, admit=pb.AdmitMember(job=job, worker=0, incarnation=1))
-    first, _, again = [it._carry_out(order) for order in (drop, admit, drop)]
+    first, _, again = [it._execute(order) for order in (drop, admit, drop)]
     assert first == again
     assert [entry.name for entry in it._shard.jobs()] == ["j"]
 
@@ -134,7 +134,7 @@ def test_only_the_last_answers_are_kept():
     """A coordinator asks again for those that are under way, which are few."""
     it = follower()
     for number in range(KEPT_ANSWERS + 5):
-        it._carry_out(pb.Order(number=number, drop_job=pb.DropJob(job="j")))
+        it._execute(pb.Order(number=number, drop_job=pb.DropJob(job="j")))
     assert list(it.done) == list(range(5, KEPT_ANSWERS + 5))
 
 

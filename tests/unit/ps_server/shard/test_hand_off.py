@@ -285,7 +285,7 @@ def test_a_fence_without_its_verdict_is_handed_off_with_the_table(tmp_path):
     hand_off.write(tmp_path, held.shard, INHERITED)
     went_on = Held(successor(tmp_path)[0])
     assert went_on.pulled(0, 1) == set()
-    went_on.shard.members.evict(job="j", worker=1, incarnation=1, limits={0: 0}, epoch=1)
+    went_on.shard.members.evict(job="j", worker=1, incarnation=1, limits={0: 0}, membership_epoch=1)
     assert {frame.version for frame in went_on.outlet.take() if frame.kind is wire.Kind.PULLED} == {1}
 
 

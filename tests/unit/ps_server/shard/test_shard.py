@@ -81,7 +81,7 @@ def test_pushes_that_a_verdict_drops_are_an_event(caplog):
     with caplog.at_level("INFO", logger="ps_server"):
         for worker, limits in ((1, {0: 0}), (0, {0: 0})):  # the second one had pushed nothing
             shard.members.fence(job="j", worker=worker, incarnation=1)
-            shard.members.evict(job="j", worker=worker, incarnation=1, limits=limits, epoch=1)
+            shard.members.evict(job="j", worker=worker, incarnation=1, limits=limits, membership_epoch=1)
     (job,) = shard.jobs()
     assert job.events == {"drop": 1}
     assert caplog.messages == ["job j: event=drop worker=1 incarnation=1 pushes=1"]

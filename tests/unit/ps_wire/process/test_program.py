@@ -91,7 +91,8 @@ def test_every_command_begins_there(name):
     assert main.value == f"{name.replace('-', '_')}.cli:main"
 
 
-def test_what_is_imported_before_that_takes_no_time():
-    code = "import sys, ps_wire.process.program; print({'torch', 'numpy', 'grpc'} & set(sys.modules))"
+@pytest.mark.parametrize("module", ["ps_wire.process.program", "ps_server.cli", "ps_lab.cli"])
+def test_what_is_imported_before_that_or_for_help_takes_no_time(module):
+    code = f"import sys, {module}; print({{'torch', 'numpy', 'grpc'}} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == "set()\n"

@@ -37,13 +37,22 @@ class Table:
         flat: gradients by rank.
     """
 
-    def __init__(self, group: Town, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, group: Town, dtype: torch.dtype = torch.float32, *, lent: bool = False) -> None:
         ranks = range(len(group.channels))
         self.flat = [gradients(rank, dtype) for rank in ranks]
+        self.kept = [[it.clone() for it in mine] for mine in self.flat]
         self.asked = [False for _ in ranks]
         self.endings = [Ending(lambda rank=rank: self.asked[rank]) for rank in ranks]  # type: ignore[misc]
         self.reduces = [
-            GradientReduce(group.channels[rank], self.endings[rank], 0, self.flat[rank], PARTITIONS, PIECES)
+            GradientReduce(
+                group.channels[rank],
+                self.endings[rank],
+                0,
+                self.flat[rank],
+                PARTITIONS,
+                PIECES,
+                self.flat if lent else None,
+            )
             for rank in ranks
         ]
 
@@ -79,10 +88,16 @@ def pushed(found: list[Any]) -> dict[int, tuple[float, Any]]:
 EVERY = {0: (1.0, [True, True]), 1: (1.0, [True]), 2: (1.0, [True])}
 
 
+@pytest.mark.parametrize("lent", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_mean_is_that_of_the_servers_to_the_bit(size: int) -> None:
+def test_the_mean_is_that_of_the_servers_to_the_bit(
+    size: int, compiled: bool, lent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr("ps_wire.process.kernels.KERNELS", None)
     with town(size) as group:
-        table = Table(group)
+        table = Table(group, lent=lent)
         wanted = [
             mean(
                 [gradients(rank, torch.float32)[bucket] for rank in range(size)], [1.0] * size, Scratch()
@@ -97,10 +112,11 @@ def test_the_mean_is_that_of_the_servers_to_the_bit(size: int) -> None:
     assert len([reduce for reduce in table.reduces if reduce.owned]) == min(size, len(PARTITIONS))
 
 
+@pytest.mark.parametrize("lent", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+def test_sixteen_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype, lent: bool) -> None:
     with town(3) as group:
-        table = Table(group, dtype)
+        table = Table(group, dtype, lent=lent)
         parts = [gradients(rank, dtype) for rank in range(3)]
         wanted = [((a.float() + b.float() + c.float()) / 3).to(dtype) for a, b, c in zip(*parts, strict=True)]
 
@@ -109,10 +125,11 @@ def test_sixteen_bits_are_added_in_float32_and_rounded_once(dtype: torch.dtype) 
     assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
 
 
+@pytest.mark.parametrize("lent", [False, True])
 @pytest.mark.parametrize("idle", [0, 1, 2])
-def test_a_rank_without_a_gradient_is_left_out_of_the_mean(idle: int) -> None:
+def test_a_rank_without_a_gradient_is_left_out_of_the_mean(idle: int, lent: bool) -> None:
     with town(3) as group:
-        table = Table(group)
+        table = Table(group, lent=lent)
         a, b = (gradients(rank, torch.float32) for rank in range(3) if rank != idle)
         wanted = [(x + y) / 2 for x, y in zip(a, b, strict=True)]
 
@@ -120,6 +137,19 @@ def test_a_rank_without_a_gradient_is_left_out_of_the_mean(idle: int) -> None:
 
     assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
     assert pushed(found) == EVERY
+
+
+def test_who_reads_gradients_where_they_lie_writes_its_own_alone() -> None:
+    with town(3) as group:
+        table = Table(group, lent=True)
+
+        group.run(table.push)
+
+    for rank, reduce in enumerate(table.reduces):
+        for index, it in enumerate(PARTITIONS):
+            place = slice(it.offset, it.offset + it.numel)
+            same = torch.equal(table.flat[rank][it.bucket][place], table.kept[rank][it.bucket][place])
+            assert same == (index not in reduce.owned)
 
 
 def test_where_no_rank_has_a_gradient_nothing_is_pushed() -> None:
@@ -193,7 +223,7 @@ def test_weights_and_versions_of_the_owners_reach_all_ranks(size: int) -> None:
             place = slice(it.offset, it.offset + it.numel)
             shown[rank][it.bucket][place] = weights[it.bucket][place]
         known = [version if index in own else 0 for index, version in enumerate(versions)]
-        return table.reduces[rank].spread(1, lambda: known, lambda: shown[rank])
+        return table.reduces[rank].spread(1, lambda: known, lambda: shown[rank], frozenset)
 
     with town(size) as group:
         table = Table(group)
@@ -206,6 +236,24 @@ def test_weights_and_versions_of_the_owners_reach_all_ranks(size: int) -> None:
     assert all(torch.equal(x, y) for mine in shown for x, y in zip(mine, weights, strict=True))
 
 
+def test_weights_that_a_rank_sees_where_the_servers_have_them_are_not_sent_to_it() -> None:
+    def script(rank: int) -> list[int]:
+        sees = {0} if rank == 1 else set()  # the shard of partitions 0 and 2
+        return table.reduces[rank].spread(1, lambda: [0, 0, 0], lambda: shown[rank], lambda: sees)
+
+    with town(2) as group:
+        table = Table(group)
+        shown = [[torch.full((size,), float(rank)) for size in SIZES] for rank in range(2)]
+        owned = [set(reduce.owned) for reduce in table.reduces]
+
+        group.run(script)
+
+    assert owned == [{0}, {1, 2}]
+    assert (shown[0][0][600:] == 1.0).all()
+    assert (shown[0][1] == 1.0).all()
+    assert (shown[1][0][:600] == 1.0).all()  # it maps them
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks(failing: int) -> None:
     def arrive(rank: int) -> list[int]:
@@ -216,7 +264,7 @@ def test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks(fa
     with town(2) as group:
         table = Table(group)
 
-        found = group.run(lambda rank: table.reduces[rank].spread(1, lambda: arrive(rank), list))
+        found = group.run(lambda rank: table.reduces[rank].spread(1, lambda: arrive(rank), list, frozenset))
 
     assert [type(error) for error in found] == [NonFiniteGradient] * 2
 
@@ -225,7 +273,7 @@ def test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks(fa
 def test_one_rank_that_is_to_end_ends_all_at_the_same_step(asked: int) -> None:
     def step(rank: int, number: int) -> bool:
         table.push(rank, step=number)
-        table.reduces[rank].spread(number + 1, lambda: [0, 0, 0], lambda: table.flat[rank])
+        table.reduces[rank].spread(number + 1, lambda: [0, 0, 0], lambda: table.flat[rank], frozenset)
         return table.endings[rank].agreed
 
     with town(2) as group:

@@ -83,3 +83,26 @@ def test_a_script_that_does_something_else_between_two_rounds_is_held_at_once():
     script.rounds.ask(1, script.hears)
     script.rounds.hold(1, {0: 1, 1: 1})
     assert script.said == [{0: 2, 1: 2}]
+
+
+def test_the_first_round_is_over_when_each_table_had_a_step():
+    """Else the batch behind the first step of all would count for who was evicted, and be dealt again."""
+    script = Script(0, 1)
+    assert script.rounds.stepped == set()
+    script.step(0)
+    assert script.rounds.stepped == {0}
+    script.step(1)
+    assert script.rounds.stepped == set()
+
+
+def test_what_belongs_to_a_round_is_still_known_when_the_worker_has_joined_again():
+    script = Script(0, 1)
+    script.step(0, 1, 1)
+    script.step(0, 1, 1)
+    for _ in range(2):
+        script.rounds.begin_anew()
+        assert script.rounds.stepped == set()
+        script.step(0, 1)
+        assert script.rounds.stepped == {0, 1}
+        script.step(1)
+        assert script.rounds.stepped == set()

@@ -53,6 +53,19 @@ def test_a_factor_is_of_the_compute_of_the_step_before_without_its_waits_and_its
     assert world.done == [("sleep", 1.5), ("sleep", 0.75), ("sleep", 1.5)]
 
 
+def test_a_step_without_a_batch_is_slow_by_what_was_computed_for_it():
+    """As with tables: nothing tells of a batch before the step is called."""
+    world = World("constant:f=4")
+    for step, compute_s in enumerate((9.0, 0.5, 0.25)):
+        world.now_s += compute_s
+        world.straggling.called(step, world.waited_s)
+        world.straggling.batch(0, step, world.waited_s)
+        world.now_s += 100.0  # in the push
+        world.straggling.resumed(step + 1, world.waited_s)
+        world.now_s, world.waited_s = world.now_s + 7.0, world.waited_s + 7.0  # for weights
+    assert world.done == [("sleep", 1.5), ("sleep", 0.75)]
+
+
 def test_who_is_not_named_is_as_ever_and_a_transient_straggler_is_slow_where_the_profile_says():
     world = World("constant:f=4,worker=3")
     world.step(0, 1.0)

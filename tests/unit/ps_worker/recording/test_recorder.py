@@ -14,13 +14,17 @@ HEADER = columns.RecordHeader(
 
 class World:
     def __init__(self, folder: Path, **options: object) -> None:
-        self.now_s = 0.0
+        self.now_s = self.used_s = 0.0
         self.said: list[str] = []
         self.folder = folder
         self.recorder = StepRecorder(
             folder, warn=self.said.append, clock=lambda: self.now_s, unix=lambda: 5.0, **options
         )  # type: ignore[arg-type]
         self.totals = StepTotals()
+
+    def use(self) -> float:
+        self.used_s += 0.25
+        return self.used_s
 
     def step(self, clock: int, *, compute_s: float = 1.0, push_s: float = 0.5, wait_s: float = 2.0) -> None:
         """Without overlap: after backward the step pushes, asks, and waits for weights."""
@@ -64,6 +68,16 @@ def test_the_parts_of_a_step_add_up_to_it_and_steps_follow_each_other(tmp_path: 
         (0, 0, 32, 8, 16),
         (1, 1, 32, 8, 16),
     ]
+
+
+def test_processor_time_is_of_its_step_and_begins_anew_with_an_incarnation(tmp_path: Path):
+    world = World(tmp_path)
+    world.recorder = StepRecorder(tmp_path, warn=world.said.append, unix=lambda: 5.0, used=world.use)
+    world.used_s = 100.0
+    world.recorder.enter(HEADER)
+    for clock in range(3):
+        world.step(clock)
+    assert [it.cpu_s for it in world.records()] == [0.25] * 3
 
 
 def test_weights_that_arrive_in_the_next_forward_end_the_step(tmp_path: Path):

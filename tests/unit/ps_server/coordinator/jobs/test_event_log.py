@@ -25,7 +25,7 @@ def test_an_event_is_a_line_of_the_log_and_counted(caplog: pytest.LogCaptureFixt
     events = Events("j")
     use = EpochUse(loader=0, epoch=4, samples=100, used=90, handed_on=30, over=True)
     with caplog.at_level(logging.INFO, logger="ps_server"):
-        events.record(Event.LEAVE, MEMBER, epoch=5, detail="done")
+        events.record(Event.LEAVE, MEMBER, membership_epoch=5, detail="done")
         events.record_epoch(use)
     assert caplog.messages == [
         "job j: event=leave worker=3 incarnation=2 host=here pid=7 epoch=5 (done)",
@@ -40,5 +40,5 @@ def test_an_event_is_a_line_of_the_log_and_counted(caplog: pytest.LogCaptureFixt
 def test_only_the_last_lines_are_kept():
     events = Events("j")
     for _ in range(KEPT + 5):
-        events.record(Event.RESUME, MEMBER, epoch=1)
+        events.record(Event.RESUME, MEMBER, membership_epoch=1)
     assert (len(events.last), events.counts["resume"]) == (KEPT, KEPT + 5)

@@ -281,7 +281,7 @@ def test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears
 
     def evicts_first(*args):
         clocks = it.shard.members.fence(job="j", worker=0, incarnation=1)
-        it.shard.members.evict(job="j", worker=0, incarnation=1, limits=clocks, epoch=1)
+        it.shard.members.evict(job="j", worker=0, incarnation=1, limits=clocks, membership_epoch=1)
         return replace(*args)
 
     it.shard.replace_session = evicts_first
@@ -361,7 +361,7 @@ def test_an_eviction_ends_the_connections_of_all_ranks():
         sessions.append(it.session)
 
     limits = it.shard.members.fence(job="j", worker=0, incarnation=1)
-    it.shard.members.evict(job="j", worker=0, incarnation=1, limits=limits, epoch=1)
+    it.shard.members.evict(job="j", worker=0, incarnation=1, limits=limits, membership_epoch=1)
 
     assert it.shard.jobs()[0].sessions == {}
     assert severed == [0, 1, 2]

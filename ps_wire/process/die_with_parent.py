@@ -15,8 +15,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """Gives the command that becomes `command` and ends with this process; its first word is a path."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def die_with(parent: int) -> None:

@@ -1,0 +1,108 @@
+"""The flat gradients of the ranks of one group, which each rank of the same host reads where they lie.
+
+A rank says where its memory is: its process, its descriptor, and the memory's own number, by which the others
+find out that what they have opened is what was meant. Ranks that cannot open each other's descriptors, for
+they are in containers of their own, reduce in another way. It must not know what the memory holds.
+
+Who reads: an owner, of a bucket that all ranks have said to be there. Nobody writes to it before the weights
+of that step are on all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from ps_wire.errors import FrameRefused
+from ps_wire.frames.buffer import as_tensor
+from ps_wire.sockets import shared_memory
+from ps_worker.group.channel import Channel
+
+Lent: TypeAlias = Sequence[Sequence[torch.Tensor]]  # by rank and bucket; nothing of this rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatGradients:
+    """The flat gradients of one table on one rank.
+
+    Attributes:
+        tensors: by bucket.
+        starts: by bucket, its first byte in the memory.
+        nbytes: of the memory.
+        descriptor: of the memory, where other processes may map it.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    starts: Sequence[int] = ()
+    nbytes: int = 0
+    descriptor: int | None = None
+
+
+def borrow(channel: Channel, what: str, own: FlatGradients) -> Lent | None:
+    """The memory of all other ranks; None, on all ranks, where one cannot map that of another.
+
+    Args:
+        channel: to the other ranks, which call it, too.
+        what: the memory is, for people.
+        own: of this rank; the others have memory of the same layout.
+    """
+    said = channel.share(f"memory for {what}", _offer(own))
+    lent: list[Sequence[torch.Tensor] | None] = [
+        () if rank == channel.ranks.rank else _map(one.fields, own) for rank, one in enumerate(said)
+    ]
+    mapped = all(it is not None for it in lent)
+    agreed = channel.share(f"memory for {what}, which is mapped", {"mapped": mapped})
+    if not all(one.fields.get("mapped") is True for one in agreed):
+        return None
+    return [it or () for it in lent]
+
+
+def can_lend(channel: Channel) -> bool:
+    """Whether the ranks of this group can map each other's memory; the same on all."""
+    descriptor: int | None = None
+    try:
+        if shared_memory.AVAILABLE:
+            descriptor = shared_memory.create(1)
+    except OSError:
+        descriptor = None
+    try:
+        return (
+            borrow(channel, "trial", FlatGradients(tensors=(), nbytes=1, descriptor=descriptor)) is not None
+        )
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _offer(own: FlatGradients) -> dict[str, Any]:
+    if own.descriptor is None:
+        return {}
+    found = os.fstat(own.descriptor)
+    return {"process": os.getpid(), "descriptor": own.descriptor, "memory": [found.st_dev, found.st_ino]}
+
+
+def _map(offer: dict[str, Any], own: FlatGradients) -> Sequence[torch.Tensor] | None:
+    process, descriptor = offer.get("process"), offer.get("descriptor")
+    if not isinstance(process, int) or not isinstance(descriptor, int):
+        return None
+    try:
+        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(opened)
+        if [found.st_dev, found.st_ino] != offer.get("memory"):
+            return None  # of another process with that number
+        memory = shared_memory.attach(opened, own.nbytes, writable=False)
+    except (OSError, FrameRefused):
+        return None
+    finally:
+        os.close(opened)
+    return [
+        as_tensor(memory[start : start + like.nbytes], like.dtype)
+        for start, like in zip(own.starts, own.tensors, strict=True)
+    ]

@@ -1,0 +1,110 @@
+"""Cores that workers and servers share: times by hand; with them costs carry over to other models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ps_lab.simulate.costs import Costs
+from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
+from ps_lab.simulate.fit import fit, fit_on_shared_cores, validate
+from ps_lab.simulate.measured import Measured
+from ps_lab.simulate.records import recorded
+from ps_lab.simulate.shared_cores import SharedCores
+from ps_wire.spec import consistency, stragglers
+
+WORK_S = 0.01
+COSTS = Costs(compute_s=((WORK_S,),), num_bytes=1000, take_s_per_byte=1e-6, apply_s_per_byte=1e-6, cores=2.0)
+
+
+def simulated(model: str, straggler: str = "none", costs: Costs = COSTS) -> SimulatedRun:
+    profile = stragglers.parse(straggler)
+    return Simulation(
+        Setup(
+            consistency=consistency.parse(model),
+            num_workers=4,
+            num_steps=200,
+            costs=costs,
+            stragglers=profile,
+            seed=profile.seed,
+        )
+    ).run()
+
+
+def measured(model: str, straggler: str = "none") -> Measured:
+    """As a comparison would have recorded it: each step with the processor time that it took."""
+    outcome = simulated(model, straggler)
+    steps = len(outcome.steps)
+    applied = steps if model != "bsp" else steps // 4
+    found = tuple(
+        replace(one, steps=tuple(replace(step, cpu_s=WORK_S) for step in one.steps))
+        for one in recorded(outcome, "job")
+    )
+    return Measured(
+        recordings=found,
+        num_shards=1,
+        stragglers=stragglers.parse(straggler),
+        server_cpu_s=1e-3 * (steps + applied),
+    )
+
+
+def test_tasks_share_the_cores_by_hand():
+    """Three tasks on two cores: each at two thirds; when the first has ended, each has a core."""
+    cores, ended = SharedCores(2.0), []
+    for name, work_s in (("a", 1.0), ("b", 2.0), ("c", 2.0)):
+        cores.begin(0.0, work_s, lambda name=name: ended.append(name))
+    assert cores.next_s() == pytest.approx(1.5)
+    cores.advance(1.5)
+    assert ended == ["a"]
+    assert cores.next_s() == pytest.approx(2.5)  # 1.0 of each is done: 1.0 is left, on a core of its own
+    cores.advance(2.5)
+    cores.advance(2.5)
+    assert ended == ["a", "b", "c"]
+    assert cores.slowness == 1.0
+
+
+def test_a_step_of_bsp_on_shared_cores_takes_its_work_over_the_cores():
+    """Four workers with 10 ms each on two cores: 20 ms, and the servers' 4 x 1 ms + 1 ms beside them."""
+    outcome = simulated("bsp", costs=replace(COSTS, take_s_per_byte=0.0, apply_s_per_byte=0.0))
+    assert outcome.duration_s / 200 == pytest.approx(0.02)
+    alone = simulated("bsp", costs=replace(COSTS, take_s_per_byte=0.0, apply_s_per_byte=0.0, cores=8.0))
+    assert alone.duration_s / 200 == pytest.approx(0.01)
+
+
+def test_a_straggler_sleeps_and_leaves_its_core_to_the_others():
+    """By what it has measured in the step before, as a real one does: first steps are never slow."""
+    outcome = simulated("bsp", "constant:f=3,worker=0", replace(COSTS, cores=8.0))
+    compute_s = outcome.steps.seconds("compute_s")[outcome.steps.whole("worker") == 0]
+    assert compute_s[0] == pytest.approx(WORK_S)
+    assert compute_s[5] == pytest.approx(3 * WORK_S)
+
+
+@pytest.mark.parametrize("model", ["bsp", "ssp:1", "ssp:3", "asp"])
+def test_costs_of_two_models_on_shared_cores_foretell_the_others(model: str):
+    """Processor time does not depend on who waits, and two models tell what servers take."""
+    fitted = fit_on_shared_cores([measured("bsp", "transient:p=0.1,f=5;seed=1"), measured("asp")], 2.0)
+    assert fitted.cores == pytest.approx(2.0, rel=0.05)
+    real = measured(model, "transient:p=0.1,f=5;seed=2")
+    found = validate(real.recordings, simulated(model, "transient:p=0.1,f=5;seed=2", fitted))
+    assert found.holds, found
+
+
+def test_what_servers_take_by_push_and_by_step_is_told_apart_by_two_models():
+    one = fit_on_shared_cores([measured("asp"), measured("bsp")], 2.0)
+    assert one.take_s_per_byte * one.num_bytes == pytest.approx(1e-3)
+    assert one.apply_s_per_byte * one.num_bytes == pytest.approx(1e-3)
+    alone = fit_on_shared_cores([measured("asp")], 2.0)
+    assert (alone.take_s_per_byte * alone.num_bytes, alone.apply_s_per_byte) == (pytest.approx(2e-3), 0.0)
+
+
+def test_a_run_that_got_a_part_of_the_cores_is_found_to_have_got_it():
+    fitted = fit_on_shared_cores([measured("asp")], 6.0)
+    assert fitted.cores == pytest.approx(2.0, rel=0.05)
+
+
+def test_costs_by_a_clock_do_not_carry_over_on_shared_cores():
+    """What the other fit is told of: a step computes longer where nobody waits."""
+    by_clock = fit(measured("bsp", "transient:p=0.3,f=8;seed=1").recordings)
+    found = validate(measured("asp").recordings, simulated("asp", costs=by_clock))
+    assert not found.holds
