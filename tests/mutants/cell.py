@@ -312,8 +312,8 @@ MUTANTS = (
     Mutant(
         name="cell: a step closes while the verdict over one of its workers is awaited",
         file=CELL,
-        text="            if step is None or not self.machine.complete:  # one has joined: it is given again",
-        fault="            if step is None:  # one has joined: it is given again",
+        text="                if closing is not None and self.machine.complete:  # else one has joined",
+        fault="                if closing is not None:  # else one has joined",
         tests=("tests/unit/ps_server/shard/table/test_closing.py",),
     ),
     Mutant(

@@ -402,18 +402,22 @@ class Cell:
 
         It may run long after the last push of the step, beside pulls of the next: it has a time of its own.
         """
-        with self.lock, trace.span("close", self._index, step := self._closing.take()):
-            if step is None or not self.machine.complete:  # one has joined: it is given again
-                return
-            found = None if self._steps_ahead() else self.screening.mean(self.machine)
-            average = None if found is None else found.values
-            if self._clipping is None:
-                workers = frozenset(item.worker for item in self.machine.staged)
-                self._decide(step, workers, 1.0, time.monotonic(), average)
-                return
-            self._closing.hold(step)
-            norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
-            self._clipping.complete(step, self._index, norm * norm)
+        with self.lock:
+            closing = self._closing.take()
+            with trace.span("close", self._index, closing):
+                if closing is not None and self.machine.complete:  # else one has joined: it is given again
+                    self._close(closing)
+
+    def _close(self, step: int) -> None:
+        found = None if self._steps_ahead() else self.screening.mean(self.machine)
+        average = None if found is None else found.values
+        if self._clipping is None:
+            workers = frozenset(item.worker for item in self.machine.staged)
+            self._decide(step, workers, 1.0, time.monotonic(), average)
+            return
+        self._closing.hold(step)
+        norm = 0.0 if average is None else torch.linalg.vector_norm(average, dtype=torch.float64).item()
+        self._clipping.complete(step, self._index, norm * norm)
 
     def _steps_ahead(self) -> bool:
         """Makes the next weights in one pass, where what is staged needs no mean; whether it did."""
