@@ -25,7 +25,7 @@ from ps_wire.spec import consistency as models
 from ps_wire.spec import nonfinite as choices
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import check_job_name, parse_servers
-from ps_worker.process import rank_processes, script_errors, stopping
+from ps_worker.process import open_files, rank_processes, script_errors, stopping
 from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, REDUCES, parse_size
 
 GROUP_RANK, LOCAL_RANK = OWN
@@ -178,8 +178,9 @@ def run(
 
 def _run(script: Callable[[], object]) -> None:
     """Runs the script; what it raises of its own is shown here, and ends the process with 1."""
+    left = None
     try:
-        script()
+        left = script()
     except PsError as error:
         if line := script_errors.line_through(error, __file__):
             sys.stderr.write(f"{line}\n")
@@ -187,6 +188,9 @@ def _run(script: Callable[[], object]) -> None:
     except Exception as error:  # noqa: BLE001 - the script's own
         script_errors.show(error, __file__)
         sys.exit(1)
+    finally:
+        open_files.write_out()
+        del left  # the names of the script, and so its files, were there until now
 
 
 def _check_module(name: str) -> None:

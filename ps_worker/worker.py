@@ -399,7 +399,8 @@ class Worker:
 
         The loops over `worker.epochs` of all end after it, and loaders hand out nothing of a later one; then
         the scripts go on behind their loops, and finish. Who is behind trains to that epoch's end. Any
-        worker may call it, in the middle of an epoch, too, and several may: the first one counts.
+        worker may call it, in the middle of an epoch, too, and several may: the first one counts. Where the
+        job has ended meanwhile, as for a worker that was evicted and comes back, it changes nothing.
 
         Args:
             reason: which all are told, in one line.
@@ -408,9 +409,9 @@ class Worker:
             The last epoch.
 
         Raises:
-            UsageError: the worker has left or finished, or the job has ended.
+            UsageError: the worker has left or finished.
         """
-        if (closed := self._steps.closed()) is not None:
+        if not self._link.ended and (closed := self._steps.closed()) is not None:
             raise UsageError(closed)
         reply = self._link.stop_job(reason)
         self._steps.say(reply.why)

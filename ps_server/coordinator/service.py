@@ -274,7 +274,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         else:
             runner = self._known(request.job)
             runner.do(runner.job.stop(None, reason))
-        return pb.EpochReply(last=runner.job.loops.last, why=runner.job.loops.stopped)
+        loops = runner.job.loops
+        last = max(loops.newest, 0) if loops.last is None else loops.last
+        return pb.EpochReply(last=last, why=loops.stopped or "the job has ended already")
 
     async def Collect(self, request: pb.CollectRequest, context: grpc.aio.ServicerContext) -> pb.CollectReply:
         """A call that all workers make together; waits for the others for a while."""

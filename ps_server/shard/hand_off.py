@@ -41,7 +41,7 @@ from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.snapshot.writing import sync_folder, write_durably
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 4
+FORMAT = 3
 TRIAL_BYTES = 4096
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FACTS = "hand-off"

@@ -7,6 +7,7 @@ until then. This module imports nothing that takes long.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from importlib.metadata import entry_points
@@ -37,6 +38,7 @@ def run(name: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     (entry,) = entry_points(group=PROGRAMS, name=name)
     main = entry.load()
+    gc.freeze()  # torch's objects, which the interpreter would look through at its end: 0.5 of 0.65 s
     try:
         if heeded:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,6 +72,13 @@ MUTANTS = (
         tests=OF_CORES,
     ),
     Mutant(
+        name="fit: what the evaluation took is the servers'",
+        file="ps_lab/simulate/measured.py",
+        text=' if name.startswith("server"))',
+        fault=")",
+        tests=("tests/unit/ps_lab/simulate/test_simulate_cli.py",),
+    ),
+    Mutant(
         name="report: what was not measured is said to hold",
         file="ps_lab/compare/tables.py",
         text='None, None, None, None, None, "extrapolation")',

@@ -22,9 +22,7 @@ MUTANTS = (
         file="ps_worker/process/rank_processes.py",
         text="            child = subprocess.Popen(tied(command), env",
         fault="            child = subprocess.Popen(list(command), env",
-        tests=(
-            f"{FAULTS}::test_ranks_end_with_the_command_that_has_started_them_also_where_it_is_killed",
-        ),
+        tests=(f"{FAULTS}::test_ranks_end_with_the_command_that_has_started_them_also_where_it_is_killed",),
     ),
     Mutant(
         name="owners: ranks that were started stay where another one cannot be",

@@ -16,6 +16,7 @@ DECIDED = (
     "tests/component/training/test_clip.py"
     "::test_who_finishes_behind_its_last_push_reads_that_step_though_it_is_decided_late"
 )
+STOPS = "tests/component/members/test_stop_job.py::test_who_comes_back_when_the_job_has_ended_may_stop_it"
 STREAMS = "ps_server/coordinator/member_streams.py"
 
 MUTANTS = (
@@ -110,5 +111,26 @@ MUTANTS = (
         text="        self._awaited.pop(shard, None)\n        return awaited.is_set()\n",
         fault="        return True\n",
         tests=("tests/unit/ps_server/coordinator/fleet/test_fleet.py",),
+    ),
+    Mutant(
+        name="resume3: who comes back when its job has ended may not stop it",
+        file="ps_worker/worker.py",
+        text="        if not self._link.ended and (closed",
+        fault="        if (closed",
+        tests=(STOPS,),
+    ),
+    Mutant(
+        name="resume3: the interpreter looks through all of torch when a command ends",
+        file="ps_wire/process/program.py",
+        text="    gc.freeze()",
+        fault="    gc.enable()",
+        tests=("tests/unit/ps_wire/process/test_program.py",),
+    ),
+    Mutant(
+        name="resume3: what a script has not flushed is lost",
+        file="ps_worker/cli.py",
+        text="        open_files.write_out()\n",
+        fault="",
+        tests=("tests/unit/ps_worker/test_run_module.py",),
     ),
 )

@@ -466,6 +466,8 @@ class Job:
 
     def stop(self, member: Member | None, reason: str) -> list[Action]:
         """A worker, or a person, wants the job to end, after the newest epoch that a worker has begun."""
+        if self.phase.state is JobState.ENDED:
+            return []
         if not self.loops.stop("a person" if member is None else member.holder, reason):
             return []
         notice = pb.Notice(text=self.loops.stopped)

@@ -88,9 +88,9 @@ def encode_cell(
 
 
 def encode_hyper(state: TableState) -> list[Any]:
-    """Facts about hyper-parameters that pushes may still refer to."""
+    """Facts about hyper-parameters that pushes may still refer to: the rank stands last, unless it is 0."""
     return [
-        [worker, rank, number, _hyper_text(hyper)]
+        [worker, number, _hyper_text(hyper), *([rank] if rank else [])]
         for (worker, rank), kept in sorted(state.hyper.items())
         for number, hyper in kept.items()
     ]
@@ -247,8 +247,8 @@ class TableReader:
         }
         hyper: dict[tuple[int, int], dict[int, Hyperparameters]] = {}
         for _, table in self._sources:
-            for worker, rank, number, text in table["hyper"]:
-                hyper.setdefault((worker, rank), {})[number] = _hyper(text)
+            for worker, number, text, *rank in table["hyper"]:
+                hyper.setdefault((worker, rank[0] if rank else 0), {})[number] = _hyper(text)
         return TableState(cells=cells, hyper=hyper)
 
     def parameter(self, name: str, kind: str = WEIGHT) -> torch.Tensor:

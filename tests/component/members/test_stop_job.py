@@ -155,3 +155,32 @@ def test_a_job_that_has_ended_cannot_be_stopped(one_shard):
             worker.stop_job("too late")
 
     run_workers(one_shard, body)
+
+
+def test_who_comes_back_when_the_job_has_ended_may_stop_it(one_shard):
+    """It was evicted in an epoch behind which its script stops the job: that is no error of the script's."""
+    job, over = fresh_name(), threading.Event()
+
+    def late() -> None:
+        with ps.connect(servers=one_shard.servers, job=job, consistency="asp", num_workers=2) as worker:
+            model, optimizer, loader = wrapped(worker)
+            for _ in worker.epochs(9):
+                for (x,) in loader:
+                    train(model, optimizer, x)
+                    if not over.is_set():
+                        one_shard.evict(job, worker.rank)
+                        assert over.wait(LIMIT_S)
+                assert worker.ended
+                assert worker.stop_job("it has seen enough") == 0
+            worker.finish()
+
+    def other() -> None:
+        with ps.connect(servers=one_shard.servers, job=job, consistency="asp", num_workers=2) as worker:
+            model, optimizer, loader = wrapped(worker)
+            for _ in worker.epochs(1):
+                for (x,) in loader:
+                    train(model, optimizer, x)
+            worker.finish()
+        over.set()
+
+    together([late, other], LIMIT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,7 @@ def test_a_job_that_is_told_to_go_back_to_what_does_not_fit_ends_with_the_reason
                 thread.join(0.01)
             assert not errors
         names = shard.snapshots.store.names(job)
-        shard.memory_limit_bytes = 1000
+        shard._budget = replace(shard._budget, limit_bytes=1000)
         with pytest.raises(MemoryLimitExceeded, match=f"{max(names)}, which is kept"):
             durable.go_back(job, max(names))
         with pytest.raises(MemoryLimitExceeded, match="which is kept"):

@@ -43,6 +43,20 @@ def test_a_module_is_run_as_python_runs_it(folder, name):
     assert ours.stdout == pythons.stdout
 
 
+def test_what_a_script_has_not_flushed_is_written_when_it_ends(folder):
+    """Also of a file that is in a cycle, as most that a script's classes have opened."""
+    (folder / "pkg" / "leaves.py").write_text(
+        "class Log:\n"
+        "    def __init__(self):\n"
+        "        self.me, self.file = self, open('in_a_cycle', 'w')\n"
+        "log, plain = Log(), open('plain', 'w')\n"
+        "log.file.write('first')\n"
+        "plain.write('second')\n"
+    )
+    assert run(PS_WORKER, folder, "pkg.leaves").returncode == 0
+    assert ((folder / "in_a_cycle").read_text(), (folder / "plain").read_text()) == ("first", "second")
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -13,7 +13,7 @@ from ps_lab.compare.folder import Folder
 from ps_lab.compare.laws import Holds, verdicts
 from ps_lab.compare.outcome import Ending
 from ps_lab.compare.results import read_runs
-from ps_lab.simulate import records
+from ps_lab.simulate import measured, records
 from ps_wire.errors import UsageError
 
 EXPERIMENT = """
@@ -211,6 +211,30 @@ def test_costs_are_fitted_from_a_recorded_run(file, tmp_path):
     calm = next(it for it in Folder.open(out).runs if it.run.model == "asp" and it.run.profile.name == "calm")
     (found,) = summaries("--consistency", "bsp", "--steps", "10", "--costs-from", str(calm.records))
     assert found["step_s"] == pytest.approx(0.020 + 2 * 0.005)
+
+
+def test_costs_on_shared_cores_are_fitted_from_runs_with_processor_times(file, tmp_path):
+    """What lies beside the records is read: its servers, its stragglers, and what the servers took."""
+    out = tmp_path / "out"
+    command(str(file), "--out", str(out), "--compute-ms", "20")
+    calm = next(it for it in Folder.open(out).runs if it.run.model == "asp" and it.run.profile.name == "calm")
+    words = ("--consistency", "bsp", "--steps", "50", "--cores", "2", "--costs-from", str(calm.path))
+    with pytest.raises(UsageError, match="needs runs of ps-lab compare that have recorded processor times"):
+        command(*words)
+    for path in calm.records.iterdir():
+        header, *steps = path.read_text().splitlines(keepends=True)
+        path.write_text(header + "".join(it.replace('"cpu_s":null', '"cpu_s":0.01') for it in steps))
+    result = calm.path / "result.json"
+    result.write_text(
+        result.read_text().replace('"cpu_s": {}', '"cpu_s": {"server 0": 0.001, "evaluator": 9}')
+    )
+    (run,) = measured.read([calm.path])[1]
+    assert (run.num_shards, run.server_cpu_s, run.has_processor_times) == (2, 0.001, True)
+    (found,) = summaries(*words)
+    assert found["step_s"] == pytest.approx(0.020, rel=0.05)  # as asp: 4 x 10 ms on two cores
+    (calm.path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="is no run of a comparison: KeyError"):
+        command(*words)
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_every_part_of_a_job_is_handed_on():
         "roster",
         "starts",
         "epochs",
-        "collectives",
+        "calls",
         "loops",
         "ends",
         "_awaited",

@@ -232,7 +232,6 @@ def test_whoever_adds_a_field_to_a_cell_is_asked_what_its_successor_gets():
         "clipping",
         "group",
         "index",
-        "later",
         "lock",
         "pieces",
         "scratch",
@@ -242,7 +241,6 @@ def test_whoever_adds_a_field_to_a_cell_is_asked_what_its_successor_gets():
     comes_again = {
         "closing",
         "cut",
-        "held",
         "outlets",
         "replies",
         "tally",

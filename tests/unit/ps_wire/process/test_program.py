@@ -12,8 +12,9 @@ import pytest
 LIMIT_S = 100.0
 COMMANDS = ("ps-server", "ps-worker", "ps-lab")
 
-# A command whose import waits for a line; its main function says so.
+# A command whose import waits for a line; its main function says so, once what was imported is frozen.
 SLOW = """
+import gc
 import sys
 from ps_wire.process import program
 
@@ -24,6 +25,7 @@ class Entry:
         return main
 
 def main():
+    assert gc.get_freeze_count() > 0
     print("runs", flush=True)
     if sys.stdin.readline() == "interrupted\\n":
         raise KeyboardInterrupt
