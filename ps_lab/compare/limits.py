@@ -36,9 +36,9 @@ def _missing(comparison: Comparison) -> Iterator[str]:
     missing = [data.run for data in comparison.runs if not data.ended]
     if missing:
         budget = comparison.experiment.budget_s
-        why = (
-            "the comparison has not been run to its end" if budget is None else f"the budget is {budget:g} s"
-        )
+        why = "the comparison has not been run to its end"
+        if budget is not None:  # which may not have been the reason: a part alone can be asked for
+            why += f"; its budget is {budget:g} s"
         yield (
             f"{len(missing)} of {len(comparison.runs)} runs have no result ({why}); the first of them is "
             f"{missing[0]}. What is said below is about the others"

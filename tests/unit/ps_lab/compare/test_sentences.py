@@ -133,7 +133,10 @@ def test_what_a_budget_left_out_is_said(tmp_path: Path):
     text = "budget_s = 60\n" + EXPERIMENT
     comparison = compared(tmp_path, text, only=lambda run: run.seed == 0)
     (missing,) = [one for one in sentences(comparison) if "have no result" in one]
-    assert missing.startswith("24 of 30 runs have no result (the budget is 60 s); the first of them is ")
+    assert missing.startswith(
+        "24 of 30 runs have no result (the comparison has not been run to its end; its budget is "
+        "60 s); the first "
+    )
     assert all(one.effect is None or one.effect.pairs == 1 for one in findings(comparison))
 
 
