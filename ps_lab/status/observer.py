@@ -11,7 +11,17 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_lab.status.status import Job, Shard, Snapshot, Status, Table, TableWorker, Worker, merge_tables
+from ps_lab.status.status import (
+    Job,
+    RankConnections,
+    Shard,
+    Snapshot,
+    Status,
+    Table,
+    TableWorker,
+    Worker,
+    merge_tables,
+)
 from ps_wire.access.access import OPEN, Access
 from ps_wire.access.channel import dial
 from ps_wire.access.status import error_of
@@ -287,4 +297,8 @@ def _table_worker(worker: shard.TableWorker) -> TableWorker:
         duplicates=worker.duplicates,
         gate_wait_s=worker.gate_wait_s,
         carriers=(worker.carrier,) if worker.carrier else (),
+        ranks=tuple(
+            RankConnections(rank=it.rank, received_bytes=it.received_bytes, sent_bytes=it.sent_bytes)
+            for it in worker.ranks
+        ),
     )

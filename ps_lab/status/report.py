@@ -96,6 +96,7 @@ def _places(job: Job) -> RichTable:
     for worker in job.workers:
         carriers = sorted({name for _, part in _parts(job, worker) for name in part.carriers})
         said = [
+            _ranks(job, worker),
             " ".join(f"{name}={value:.4g}" for name, value in worker.metrics.items()),
             worker.waits,
             f"no better carrier: {worker.passed_over}" if worker.passed_over else "",
@@ -108,6 +109,14 @@ def _places(job: Job) -> RichTable:
             "; ".join(text for text in said if text),
         )
     return table
+
+
+def _ranks(job: Job, worker: Worker) -> str:
+    """Who of a group is connected, and what each has pushed; nothing of a worker that is one process."""
+    ranks = next((part.ranks for _, part in _parts(job, worker)), ())
+    if not any(it.rank for it in ranks):
+        return ""
+    return "pushed by " + ", ".join(f"rank {it.rank}: {bytes_text(it.received_bytes)}" for it in ranks)
 
 
 def _parts(job: Job, worker: Worker) -> list[tuple[Table, TableWorker]]:

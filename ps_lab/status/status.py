@@ -99,6 +99,21 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankConnections:
+    """The live data connections of one rank of a worker, over all shards; all tables share them.
+
+    Attributes:
+        rank: in its group; 0 of a worker that is one process.
+        received_bytes: payload that has come from it.
+        sent_bytes: payload that was sent to it.
+    """
+
+    rank: int
+    received_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableWorker:
     """One worker's pushes and pulls of one table, over all shards.
 
@@ -116,6 +131,7 @@ class TableWorker:
         duplicates: acknowledged again, not applied.
         gate_wait_s: of its pulls, at the gate.
         carriers: of its data connections, each name once; none where it has no connection.
+        ranks: that have connections, by rank.
     """
 
     worker: int
@@ -131,6 +147,7 @@ class TableWorker:
     duplicates: int
     gate_wait_s: float
     carriers: tuple[str, ...]
+    ranks: tuple[RankConnections, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,4 +316,16 @@ def _merge_workers(parts: list[TableWorker]) -> TableWorker:
         duplicates=sum(part.duplicates for part in parts),
         gate_wait_s=max(part.gate_wait_s for part in parts),
         carriers=tuple(sorted({name for part in parts for name in part.carriers})),
+        ranks=_merge_ranks([it for part in parts for it in part.ranks]),
+    )
+
+
+def _merge_ranks(parts: list[RankConnections]) -> tuple[RankConnections, ...]:
+    return tuple(
+        RankConnections(
+            rank=rank,
+            received_bytes=sum(it.received_bytes for it in parts if it.rank == rank),
+            sent_bytes=sum(it.sent_bytes for it in parts if it.rank == rank),
+        )
+        for rank in sorted({it.rank for it in parts})
     )

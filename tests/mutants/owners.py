@@ -18,6 +18,15 @@ LENT = f"{GROUP}/test_lent_gradients.py"
 
 MUTANTS = (
     Mutant(
+        name="owners: a status has the ranks of one shard alone",
+        file="ps_lab/status/status.py",
+        text="        ranks=_merge_ranks([it for part in parts for it in part.ranks]),\n",
+        fault="        ranks=parts[0].ranks,\n",
+        tests=(
+            "tests/unit/ps_lab/status/test_status.py::test_what_the_ranks_of_a_worker_have_pushed_is_summed_over_shards",
+        ),
+    ),
+    Mutant(
         name="owners: ranks outlive the command that has started them",
         file="ps_worker/process/rank_processes.py",
         text="            child = subprocess.Popen(tied(command), env",

@@ -143,24 +143,30 @@ RECORDS = {
 
 def set_from_outside(file: str, tree: ast.Module) -> Iterator[str]:
     """Stores to attributes of an object that somebody else has made, and that is no plain record here."""
-    plain = {name for cls in _classes(tree) if _is_record(cls) for name in _attributes(cls)}
+    stores = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+    ]
+    if not stores:
+        return
+    plain = {name for cls in _classes(tree) if _is_record(cls) for name in _attributes(cls)} | NOT_OURS
     for path, record in RECORDS.get(file, ()):
         plain |= {name for cls in _classes(trees()[path]) if cls.name == record for name in _attributes(cls)}
-    mine: dict[int, bool] = {}
+    made: dict[int, set[str]] = {id(node): set() for node in stores}
     for owner in ast.walk(tree):
-        if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
-            made = _made(owner) if not isinstance(owner, ast.Module) else set()
-            for node in ast.walk(owner):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-                    text = ast.unparse(node.value)
-                    ours = _is_self(node.value) or text in made
-                    mine[id(node)] = mine.get(id(node), False) or ours
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and not mine.get(id(node), True):
-            text = ast.unparse(node.value)
-            known = text in MODULES or text in MESSAGES.get(file, ())
-            if not known and node.attr not in plain | NOT_OURS | _setters():
-                yield ast.unparse(node)
+        if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = [id(node) for node in ast.walk(owner) if id(node) in made]
+            names = _made(owner) if inside else set()
+            for key in inside:
+                made[key] |= names
+    for node in stores:
+        text = ast.unparse(node.value)
+        known = text in MODULES or text in MESSAGES.get(file, ()) or text in made[id(node)]
+        if not known and node.attr not in plain and node.attr not in _setters():
+            yield ast.unparse(node)
 
 
 def _is_record(cls: ast.ClassDef) -> bool:

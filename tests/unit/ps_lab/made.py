@@ -31,6 +31,7 @@ def made_table_worker(worker: int = 0, **given: Any) -> TableWorker:
         "max_clock": 0,
         "gate_wait_s": 0.0,
         "carriers": (),
+        "ranks": (),
     }
     return TableWorker(worker=worker, **values | given)
 

@@ -72,6 +72,12 @@ def test_a_step_of_bsp_on_shared_cores_takes_its_work_over_the_cores():
     assert alone.duration_s / 200 == pytest.approx(0.01)
 
 
+def test_servers_work_on_the_cores_of_the_workers():
+    """10 ms of a step for its worker and 5 ms for a server, all on one core: 67 steps a second."""
+    costs = replace(COSTS, take_s_per_byte=5e-6, apply_s_per_byte=0.0, cores=1.0)
+    assert simulated("asp", costs=costs).steps_per_s == pytest.approx(1 / 0.015, rel=0.02)
+
+
 def test_a_straggler_sleeps_and_leaves_its_core_to_the_others():
     """By what it has measured in the step before, as a real one does: first steps are never slow."""
     outcome = simulated("bsp", "constant:f=3,worker=0", replace(COSTS, cores=8.0))

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ps_lab.cluster.display import make_console
 from ps_lab.status.report import bytes_text, range_text, tables
-from ps_lab.status.status import Job, Status
+from ps_lab.status.status import Job, RankConnections, Status
 from ps_wire.spec.epoch_use import EpochUse
 from tests.unit.ps_lab.made import made_job, made_status, made_table, made_table_worker, made_worker
 
@@ -208,3 +208,14 @@ def test_a_job_of_several_tables_is_readable_on_80_columns() -> None:
     status = made_status(replace(job, tables=tuple(replace(job.tables[0], table=it) for it in range(3))))
     words = {word for line in printed(status, width=80).splitlines() for word in line.split()}
     assert {"123456", "12345678", "12346", "12.3", "finishing", "123456..123458"} <= words
+
+
+def test_ranks_of_a_group_are_shown_with_what_each_has_pushed_and_one_process_is_not() -> None:
+    def shown(*ranks: int) -> str:
+        of = tuple(RankConnections(rank=it, received_bytes=2 << 20, sent_bytes=0) for it in ranks)
+        table = made_table(workers=(made_table_worker(0, ranks=of),))
+        job = made_job(workers=(made_worker(0),), tables=(table,))
+        return " ".join(printed(made_status(job)).split())
+
+    assert f"pushed by rank 0: {bytes_text(2 << 20)}, rank 1: {bytes_text(2 << 20)}" in shown(0, 1)
+    assert "pushed by" not in shown(0)

@@ -2,7 +2,7 @@
 
 import json
 
-from ps_lab.status.status import merge_tables
+from ps_lab.status.status import RankConnections, Table, merge_tables
 from tests.unit.ps_lab.made import made_job, made_status, made_table, made_table_worker, made_worker
 
 
@@ -82,3 +82,13 @@ def test_json_for_programs_has_what_people_see_and_survives_a_round_trip() -> No
     assert job["tables"][0]["tau"] == {"pushes": 4, "mean": 2.0, "p99": 3, "max": 3}
     assert [worker["gap"] for worker in job["tables"][0]["workers"]] == [1, 0]
     assert data["shards"][0]["address"] == "127.0.0.1:1"
+
+
+def test_what_the_ranks_of_a_worker_have_pushed_is_summed_over_shards() -> None:
+    def part(*ranks: tuple[int, int, int]) -> Table:
+        of = tuple(RankConnections(rank=it, received_bytes=came, sent_bytes=went) for it, came, went in ranks)
+        return made_table(workers=(made_table_worker(0, ranks=of),))
+
+    merged = merge_tables([part((0, 10, 1), (1, 20, 2)), part((1, 5, 4))]).workers[0]
+
+    assert [(it.rank, it.received_bytes, it.sent_bytes) for it in merged.ranks] == [(0, 10, 1), (1, 25, 6)]
