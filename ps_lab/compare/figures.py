@@ -285,6 +285,7 @@ def _staleness(comparison: Comparison) -> Iterator[Picture]:
         return
     figure, panels = _panels(len(models), sharey=True)
     profiles = [profile.name for profile in comparison.experiment.profiles]
+    least = 1.0
     for panel, model in zip(panels, models, strict=True):
         largest = 0
         for place, profile in enumerate(profiles):
@@ -297,6 +298,7 @@ def _staleness(comparison: Comparison) -> Iterator[Picture]:
             shares = np.bincount(values) / values.size
             largest = max(largest, len(shares) - 1)
             some = np.flatnonzero(shares)
+            least = min(least, float(shares[some].min()))
             panel.plot(
                 some,
                 100 * shares[some],
@@ -323,9 +325,9 @@ def _staleness(comparison: Comparison) -> Iterator[Picture]:
         panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         panel.set_xlim(-0.5, max(largest, bound or 0) + 1)
         panel.set_yscale("log")
-        panel.set_ylim(top=200)
         panel.set_title(model)
         panel.set_xlabel("tau (updates)")
+    panels[0].set_ylim(50 * least, 200)  # of all panels: a limit of one of them would hold for all
     panels[0].set_ylabel("% of pushes (log scale)")
     _legend(figure, *panels)
     yield Picture(

@@ -79,6 +79,13 @@ MUTANTS = (
         tests=("tests/unit/ps_lab/simulate/test_simulate_cli.py",),
     ),
     Mutant(
+        name="figures: the tail of tau is cut off",
+        file="ps_lab/compare/figures.py",
+        text="set_ylim(50 * least, 200)",
+        fault="set_ylim(8, 200)",
+        tests=("tests/unit/ps_lab/compare/test_figures.py",),
+    ),
+    Mutant(
         name="report: what was not measured is said to hold",
         file="ps_lab/compare/tables.py",
         text='None, None, None, None, None, "extrapolation")',

@@ -1,0 +1,25 @@
+"""Figures show all that was recorded."""
+
+from pathlib import Path
+
+import pytest
+
+from .made import EXPERIMENT, made_folder
+
+pytest.importorskip("matplotlib", reason="the extra compare is not installed")
+
+from ps_lab.compare.comparison import Comparison
+from ps_lab.compare.figures import pictures
+
+
+def test_the_tail_of_tau_is_inside_its_panel(tmp_path: Path):
+    """Panels share an axis: under bsp every push has a tau of 0, and its limits must not be those of all."""
+    text = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]")
+    comparison = Comparison.read(made_folder(tmp_path / "out", text))
+    (figure,) = [one.figure for one in pictures(comparison) if one.name == "staleness"]
+    seen = [float(share) for panel in figure.axes for line in panel.lines for share in line.get_ydata()[1:]]
+    shares = [share for share in seen if share > 1.0 or 0.0 < share < 1.0]
+    for panel in figure.axes:
+        low, high = panel.get_ylim()
+        assert low < min(shares) < 5.0
+        assert high > 100.0
