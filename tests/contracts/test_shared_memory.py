@@ -251,7 +251,7 @@ def test_nothing_is_left_of_a_worker_that_was_stopped_and_is_evicted(in_job: Any
         peer.share()
         until(lambda: _mappings(peer.gradients.descriptor) == 2)
         bench.shard.members.fence(**name)
-        bench.shard.members.evict(limits={0: 0}, epoch=1, **name)
+        bench.shard.members.evict(limits={0: 0}, membership_epoch=1, **name)
         until(lambda: sockets._connections <= before)
         gc.collect()
         assert _mappings(peer.gradients.descriptor) == _mappings(peer.weights.descriptor) == 1
