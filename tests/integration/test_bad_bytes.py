@@ -80,7 +80,11 @@ BAD = {
     "huge meta": (header(meta=0xFFFFFFFF), errors.FrameTooLarge, f"{0xFFFFFFFF} of meta"),
     "one over": (header(payload=MAX_PAYLOAD_BYTES + 1), errors.FrameTooLarge, "at most"),
     "unknown kind": (header(kind=99), errors.FrameMalformed, "unknown kind of frame 99"),
-    "another protocol": (header(protocol=1), errors.ProtocolMismatch, "speaks protocol 1, this one 2"),
+    "another protocol": (
+        header(protocol=1),
+        errors.ProtocolMismatch,
+        f"speaks protocol 1, this one {wire.PROTOCOL}",
+    ),
     "no hello": (header(), errors.StrangerRefused, "starts with HELLO, not PUSH"),
 }
 
@@ -210,7 +214,7 @@ def test_a_join_of_another_protocol_names_both_versions(cluster: Servers, protoc
     job = spec_pb2.Job(name=fresh_job(), consistency="bsp", num_workers=1)
     error = refused_join(cluster.addresses[0], pb.MemberRequest(join=pb.Join(protocol=protocol, job=job)))
     assert type(error) is errors.ProtocolMismatch
-    assert error.message.startswith(f"the other end speaks protocol {protocol}, this one 2")
+    assert error.message.startswith(f"the other end speaks protocol {protocol}, this one {wire.PROTOCOL}")
 
 
 def test_a_members_stream_that_makes_no_sense_is_refused(cluster: Servers) -> None:

@@ -187,9 +187,11 @@ def test_laws_7_and_10_asp_never_waits_and_conserves_version_staleness(cluster: 
     draw = random.Random(7)
     order = [0] * 20 + [draw.randrange(1, workers) for _ in range(30)] + [-1]
     turns, read = Turns(order), [0] * workers
+    began = threading.Barrier(workers)
 
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(4000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
+        began.wait(LIMIT_S)  # all have read version 0
         for _ in range(order.count(worker.rank)):
             with turns.turn(worker.rank):
                 table.push({"w": torch.ones(4000)}).result(LIMIT_S)

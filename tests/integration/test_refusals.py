@@ -14,6 +14,7 @@ import pytest
 
 from ps_lab.cluster.cluster import free_ports
 from ps_wire import errors
+from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import shard_pb2, shard_pb2_grpc
 
 from .processes import LIMIT_S, Start, ended, start
@@ -97,7 +98,7 @@ def test_a_server_of_another_protocol_is_refused_with_both_versions() -> None:
     """The worker says which version the server speaks, and which one it speaks itself."""
     with (
         server_of_protocol(1) as address,
-        pytest.raises(errors.ProtocolMismatch, match="speaks protocol 1, this one 2") as refused,
+        pytest.raises(errors.ProtocolMismatch, match=f"speaks protocol 1, this one {PROTOCOL}") as refused,
     ):
         join(address, fresh_job())
     assert refused.value.exit_code == 78
