@@ -22,11 +22,17 @@ pytestmark = pytest.mark.integration
 
 SCRIPT = DEPLOY / "slurm" / "train.sbatch"
 TRAINER = str(Path(__file__).with_name("trainer.py"))
-# In the place of a command: it says with which variables it was started, and ends as the test wants.
+# In the place of a command: it says with which variables it was started, and ends as the test wants. Workers
+# end when both servers have said so: those are stopped then.
 STAND_IN = """#!/bin/sh
+trap 'exit 0' TERM
 echo "$(basename "$0") $PS_SHARD$PS_WORKER $PS_SERVERS $PS_COORDINATOR $PS_ADVERTISE $PS_NUM_WORKERS $*"
-case "$0" in *ps-worker) exit "${CODE:-0}";; esac
-trap 'exit 0' TERM; while :; do sleep 0.1; done
+case "$0" in *ps-worker)
+    while [ "$(ls "$STANDING" | wc -l)" -lt 2 ]; do sleep 0.02; done
+    exit "${CODE:-0}";;
+esac
+: > "$STANDING/${PS_SHARD%/*}"
+while :; do sleep 0.1; done
 """
 
 
@@ -38,6 +44,7 @@ class Slurm:
         self.requeued = folder / "requeued"
         self.tools = folder / "tools"
         self.tools.mkdir()
+        (standing := folder / "standing").mkdir()
         for name in ("srun", "scontrol"):
             fake = Path(__file__).with_name("srun.py")
             self.put(name, f'#!/bin/sh\nexec {sys.executable} {fake} {name} "$@"\n')
@@ -53,6 +60,7 @@ class Slurm:
             "SLURM_NTASKS": str(num_tasks),
             "SLURM_CPUS_PER_TASK": "1",
             "REQUEUED": str(self.requeued),
+            "STANDING": str(standing),
         }
         self._running: list[Process] = []
 
