@@ -268,10 +268,13 @@ class _Running:
             faults=tuple(self._faults),
         )
 
-    def _progress(self) -> Progress:
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Progress]:
         if not self._serves:
-            return RecordsProgress(self._records, self._run.workers)
-        return ServersProgress(Watch(self._cluster.addresses, self._job.name, self._cluster.access))
+            yield RecordsProgress(self._records, self._run.workers)
+            return
+        with Watch(self._cluster.addresses, self._job.name, self._cluster.access) as watch:
+            yield ServersProgress(watch)
 
     def _status(self) -> JobStatus | None:
         if not self._serves:

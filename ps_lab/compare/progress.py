@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from ps_lab.status.status import Job
 from ps_lab.status.watch import Watch
@@ -30,7 +29,7 @@ class Seen:
 
 
 class Progress(Protocol):
-    """A context manager that looks at a run while it is open."""
+    """A look at a run that goes on."""
 
     @property
     def line(self) -> str:
@@ -39,15 +38,6 @@ class Progress(Protocol):
     @property
     def seen(self) -> Seen | None:
         """As of the last look; None: nothing was there."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 def of_job(job: Job) -> Seen:
@@ -60,7 +50,7 @@ def of_job(job: Job) -> Seen:
 
 
 class ServersProgress:
-    """As the servers of a job say."""
+    """As the servers of a job say, while the watch is open."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -75,18 +65,6 @@ class ServersProgress:
         """See `Progress`."""
         job = self._watch.job
         return None if job is None else of_job(job)
-
-    def __enter__(self) -> Self:
-        self._watch.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._watch.__exit__(kind, error, trace)
 
 
 class RecordsProgress:
@@ -140,17 +118,6 @@ class RecordsProgress:
             self._metrics[path] |= step.metrics
             if step.loss is not None:
                 self._metrics[path]["loss"] = step.loss
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Nothing is open."""
 
 
 def _means(of_workers: Iterable[Mapping[str, float]]) -> dict[str, float]:
