@@ -18,6 +18,8 @@ from ps_wire.errors import ConfigurationRefused, ShardMismatch, UsageError
 from ps_wire.metrics.options import MetricsHost, MetricsPort
 from ps_wire.process import trace
 from ps_wire.process.command import run as run_command
+from ps_wire.process.log_level import LogLevel
+from ps_wire.process.log_option import LogLevelOption
 from ps_wire.spec.address import is_loopback, parse_address, parse_servers
 from ps_wire.spec.choice import choose
 
@@ -121,12 +123,13 @@ def serve(
             envvar="PS_INSECURE", help="Allow another --host than loopback with neither: anybody can join."
         ),
     ] = False,
+    log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Starts one shard of the parameter server; shard 0 is also the coordinator."""
     from ps_server import log  # noqa: PLC0415 - torch and grpc are slow to import: not for --help
     from ps_server.process.server import Server, ServerOptions  # noqa: PLC0415
     from ps_server.shard.optimizer import piece_optimizer  # noqa: PLC0415
-    from ps_wire.process import kernels  # noqa: PLC0415
+    from ps_wire.process import kernels, late_dynamo  # noqa: PLC0415
 
     index, num_shards = parse_shard(shard)
     if snapshot_every is not None and snapshot_dir is None:
@@ -154,7 +157,7 @@ def serve(
         durability=parse_durability(durability, snapshot_dir),
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
-    log.set_up(index, num_shards)
+    log.set_up(index, num_shards, level=log_level.number)
     for gap in gaps(index, options.durability, options.snapshots, options.state_dir):
         log.logger.warning(gap)
     log.logger.info("arithmetic: %s", kernels.FOUND)
@@ -163,6 +166,7 @@ def serve(
             "tables of all jobs take at most %d bytes (--memory-limit)", options.memory_limit_bytes
         )
     trace.start(f"server {index}")
+    late_dynamo.install()
     piece_optimizer.warm_up()
     gc.freeze()  # else a full collection, as a large table brings it about, looks through all of torch: 0.2 s
     raise SystemExit(asyncio.run(Server(options).run()))

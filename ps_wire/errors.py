@@ -20,6 +20,7 @@
     │   ├── OptimizerUnsupported
     │   ├── ParameterUnsupported
     │   ├── ModelUnsupported
+    │   ├── PipelineError          (a model that cannot be cut, or stages that do not fit together)
     │   ├── WorkerNumberTaken
     │   ├── JobFull
     │   ├── JobInUse               (a job that has live workers is not dropped)
@@ -168,6 +169,10 @@ class ParameterUnsupported(ConfigurationRefused):
 
 class ModelUnsupported(ConfigurationRefused):
     """A model that something else replicates or splits already."""
+
+
+class PipelineError(ConfigurationRefused):
+    """A model that cannot be cut into stages as it was asked, or stages that do not fit together."""
 
 
 class WorkerNumberTaken(ConfigurationRefused):
@@ -336,6 +341,7 @@ CODES: dict[str, tuple[type[PsError], ...]] = {
         OptimizerUnsupported,
         ParameterUnsupported,
         ModelUnsupported,
+        PipelineError,
         JobFull,
         JobInUse,
         Fenced,

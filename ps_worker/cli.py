@@ -6,7 +6,7 @@ import importlib.util
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,19 +17,27 @@ import typer
 from ps_wire.errors import PsError, UsageError
 from ps_wire.frames import carrier as carriers
 from ps_wire.metrics.options import MetricsHost, MetricsPort
-from ps_wire.process import trace
+from ps_wire.process import late_dynamo, misplaced, trace
+from ps_wire.process import log_level as log_levels
 from ps_wire.process.command import run as run_command
 from ps_wire.process.cores import available_cores
+from ps_wire.process.log_level import LogLevel
+from ps_wire.process.log_option import LogLevelOption
 from ps_wire.process.ranks import OWN
 from ps_wire.spec import consistency as models
 from ps_wire.spec import nonfinite as choices
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import check_job_name, parse_servers
+from ps_wire.text import one_line
+from ps_worker.job import own_servers
 from ps_worker.process import open_files, rank_processes, script_errors, stopping
-from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, REDUCES, parse_size
+from ps_worker.process.rank_processes import CAN_FORK
+from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, REDUCES, STORE, parse_size
 
 GROUP_RANK, LOCAL_RANK = OWN
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
+# This command, as another process: its folder is not where modules are looked for, as it is not here.
+AGAIN = [sys.executable, "-c", "import sys; del sys.path[0]; from ps_worker.cli import main; main()"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -126,6 +134,29 @@ def run(
             help=f"How ranks of a group reduce their gradients, one of {', '.join(REDUCES)}.",
         ),
     ] = REDUCES[0],
+    pipeline_stages: Annotated[
+        int,
+        typer.Option(
+            envvar="PS_PIPELINE_STAGES",
+            min=1,
+            help="Processes that are one worker together, each one stage of a pipeline.",
+        ),
+    ] = 1,
+    stage: Annotated[
+        int | None,
+        typer.Option(
+            envvar="PS_STAGE", min=0, help="Which stage this process is, where --nproc does not start all."
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            envvar="PS_FRESH",
+            help="With --nproc, each process imports torch anew, instead of being forked from one that has.",
+        ),
+    ] = False,
+    log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""
     if servers != ALONE:
@@ -135,7 +166,10 @@ def run(
     choices.parse(nonfinite)
     carriers.parse(carrier)
     wire_dtypes.parse(wire_dtype)
-    num_workers = _count(num_workers, nproc, group_size)
+    group_size = _group_size(group_size, pipeline_stages, stage, nproc)
+    if servers == ALONE and nproc > 1 and group_size == 1:
+        group_size = nproc
+    num_workers = _count(servers, num_workers, nproc, group_size)
     _, most = parse_size(num_workers or "1", "--num-workers")
     if not module and not script.is_file():
         raise UsageError(f"{script} is not a file")
@@ -144,6 +178,8 @@ def run(
         "PS_JOB": job,
         "PS_CONSISTENCY": consistency,
         "PS_GROUP_SIZE": str(group_size),
+        "PS_PIPELINE_STAGES": str(pipeline_stages),
+        **({} if stage is None else {"PS_STAGE": str(stage)}),
         **({} if num_workers is None else {"PS_NUM_WORKERS": num_workers}),
         "PS_GROUP_REDUCE": group_reduce,
         "PS_LEASE": str(lease),
@@ -151,29 +187,39 @@ def run(
         "PS_CARRIER": carrier,
         "PS_WIRE_DTYPE": wire_dtype,
         "PS_METRICS_HOST": metrics_host,
+        log_levels.VARIABLE: log_level,
     }
     if metrics_port is not None:
         os.environ["PS_METRICS_PORT"] = str(metrics_port)
     for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir)):
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder
-    worker = _number(worker, nproc, group_size)
+    worker = _number(worker, nproc, group_size, fresh=fresh, alone=servers == ALONE)
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
     _share_cores(servers, most * group_size, nproc)
     if drain_limit < 0:
         raise UsageError(f"--drain-limit must be >= 0 seconds, got {drain_limit:g}")
     stopping.install(drain_limit)
-    trace.start("worker" if worker is None else f"worker {worker}")
+    trace.start(_process_name(worker, group_size))
     sys.argv = [str(script), *context.args]
+    late_dynamo.install()
     if module:
         sys.path.insert(0, str(Path.cwd()))
         _check_module(str(script))
         _run(partial(runpy.run_module, str(script), run_name="__main__", alter_sys=True))
     else:
         sys.path.insert(0, str(script.resolve().parent))
+        _hint(context, script)
         _run(partial(runpy.run_path, str(script), run_name="__main__"))
     stopping.script_ended()
+
+
+def _hint(context: typer.Context, script: Path) -> None:
+    """Says which options of ours the script gets that does not know them."""
+    own = {name for parameter in context.command.params for name in parameter.opts}
+    if said := misplaced.hint("ps-worker", own, script, context.args):
+        sys.stderr.write(f"{one_line(said)}\n")
 
 
 def _run(script: Callable[[], object]) -> None:
@@ -182,10 +228,12 @@ def _run(script: Callable[[], object]) -> None:
     try:
         left = script()
     except PsError as error:
+        stopping.script_ended()
         if line := script_errors.line_through(error, __file__):
             sys.stderr.write(f"{line}\n")
         raise
     except Exception as error:  # noqa: BLE001 - the script's own
+        stopping.script_ended()
         script_errors.show(error, __file__)
         sys.exit(1)
     finally:
@@ -210,8 +258,29 @@ def _check_module(name: str) -> None:
         raise UsageError(f"no module {name} here, in {Path.cwd()}, nor among those that are installed")
 
 
-def _count(num_workers: str | None, nproc: int, group_size: int) -> str | None:
+def _group_size(group_size: int, stages: int, stage: int | None, nproc: int) -> int:
+    """Processes that are one worker: a pipeline has one for each stage."""
+    if stage is not None and (stages == 1 or nproc > 1):
+        raise UsageError(
+            f"--stage {stage} says which of --pipeline-stages this one process is: "
+            + (
+                "give --pipeline-stages"
+                if stages == 1
+                else f"with --nproc {nproc}, which starts several, leave it out"
+            )
+        )
+    if stages > 1 and group_size not in (1, stages):
+        raise UsageError(f"--group-size {group_size} with --pipeline-stages {stages}: leave --group-size out")
+    return max(group_size, stages)
+
+
+def _count(servers: str, num_workers: str | None, nproc: int, group_size: int) -> str | None:
     """Workers that the job waits for; None: the launcher of a group's ranks says it."""
+    if servers == ALONE and nproc not in (1, group_size):
+        raise UsageError(
+            f"--nproc {nproc} with --group-size {group_size} and --servers {ALONE}: without servers all "
+            "processes are one group; leave --group-size out"
+        )
     if nproc > 1 and nproc % group_size:
         raise UsageError(f"--nproc {nproc} is no multiple of --group-size {group_size}")
     if num_workers is None and (nproc > 1 or group_size == 1):
@@ -219,20 +288,31 @@ def _count(num_workers: str | None, nproc: int, group_size: int) -> str | None:
     return num_workers
 
 
-def _number(worker: int | None, nproc: int, group_size: int) -> int | None:
-    """This worker's number; where several processes are to run, it runs them, and ends."""
+def _number(worker: int | None, nproc: int, group_size: int, *, fresh: bool, alone: bool) -> int | None:
+    """This worker's number. Where several processes are to run, this one starts them and ends; they go on."""
     if nproc == 1:
         return worker
     if LOCAL_RANK not in os.environ:
-        sys.exit(_run_ranks(nproc, group_size))
+        ranks = [{GROUP_RANK: str(it % group_size), LOCAL_RANK: str(it)} for it in range(nproc)]
+        code = _run_ranks(ranks, AGAIN + sys.argv[1:] if fresh or not CAN_FORK else (), alone=alone)
+        if code is not None:
+            sys.exit(code)
     return (worker or 0) + int(os.environ[LOCAL_RANK]) // group_size
 
 
-def _run_ranks(nproc: int, group_size: int) -> int:
-    """This command again in so many processes; its exit code."""
-    command = [sys.executable, "-c", "from ps_worker.cli import main; main()", *sys.argv[1:]]
-    ranks = [{GROUP_RANK: str(it % group_size), LOCAL_RANK: str(it)} for it in range(nproc)]
-    return rank_processes.run(command, ranks)
+def _process_name(worker: int | None, group_size: int) -> str:
+    """In a trace, where each rank of a group has a row of its own."""
+    name = "worker" if worker is None else f"worker {worker}"
+    return f"{name} rank {os.environ[GROUP_RANK]}" if group_size > 1 and GROUP_RANK in os.environ else name
+
+
+def _run_ranks(ranks: Sequence[Mapping[str, str]], command: Sequence[str], *, alone: bool) -> int | None:
+    """See `rank_processes.run`; ranks without servers meet at a store that this process keeps."""
+    if not alone or STORE in os.environ:
+        return rank_processes.run(ranks, command)
+    listening, os.environ[STORE] = own_servers.listen()
+    with listening:
+        return rank_processes.run(ranks, command, started=partial(own_servers.keep_store, listening))
 
 
 def _share_cores(servers: str, processes: int, here: int = 1) -> None:

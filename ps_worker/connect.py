@@ -17,6 +17,8 @@ from ps_worker import settings
 from ps_worker.group.ddp.ddp_worker import DdpWorker
 from ps_worker.group.group import Group
 from ps_worker.group.rendezvous import Rendezvous
+from ps_worker.job import own_servers
+from ps_worker.job.own_servers import OwnServers
 from ps_worker.process import console, stopping
 from ps_worker.process.after_fork import check_not_forked
 from ps_worker.readers.ddp_reader import DdpReader
@@ -67,6 +69,8 @@ def connect(
     group_size: int | None = None,
     group_reduce: str | None = None,
     process_group: ProcessGroup | None = None,
+    pipeline_stages: int | None = None,
+    stage: int | None = None,
 ) -> Worker: ...
 
 
@@ -93,6 +97,8 @@ def connect(
     group_size: int | None = None,
     group_reduce: str | None = None,
     process_group: ProcessGroup | None = None,
+    pipeline_stages: int | None = None,
+    stage: int | None = None,
 ) -> Any:
     """Joins a job. What is not given comes from `PS_*` environment variables of the same names.
 
@@ -134,6 +140,8 @@ def connect(
         group_reduce: how they reduce their gradients: `shm`, in shared memory, `gloo`, over loopback, or
             `auto`, the first that is there. Default: auto.
         process_group: a process group that the script has made: its ranks are the worker.
+        pipeline_stages: processes that are this worker together, each one stage of a pipeline. Default: 1.
+        stage: which one this process is, where no launcher says it.
 
     Returns:
         The worker, or the reader; use it in a `with` block, so that it leaves when the block ends.
@@ -172,26 +180,43 @@ def connect(
         group_reduce=group_reduce,
         group_size=size,
         group_rank=rank,
+        pipeline_stages=pipeline_stages,
+        stage=stage,
     )
     if chosen.role == "reader":
-        return Reader(chosen) if chosen.ddp is None else DdpReader(chosen)
+        return _reader(chosen)
     if chosen.ddp is not None:
         return DdpWorker(chosen)
-    group = None
+    group = own = None
     if chosen.ranks.together:
-        group = _form(chosen, process_group)
-        if not chosen.ranks.leads:  # what the leader records and draws is the worker's
-            chosen = replace(chosen, record=None, stragglers=settings.NO_STRAGGLERS, metrics_port=None)
+        group, own, chosen = _form(chosen, process_group)
+        if not chosen.ranks.leads:
+            chosen = _of_a_rank(chosen, counts=own is not None)
     try:
-        made = Worker(chosen, on_rollback, group)
+        made = Worker(chosen, on_rollback, group, own)
     except BaseException as error:
         if group is not None:
             group.leave()
+        if own is not None:
+            own.close(in_order=False)
         if isinstance(error, (JobFull, WorkerNumberTaken)):
             raise _with_own(error, chosen) from None
         raise
     _made.add(made)
     return made
+
+
+def _reader(chosen: settings.Settings) -> Reader | DdpReader:
+    if chosen.ddp is not None:
+        return DdpReader(chosen)
+    return Reader(chosen if chosen.servers else replace(chosen, servers=own_servers.find(chosen)))
+
+
+def _of_a_rank(chosen: settings.Settings, *, counts: bool) -> settings.Settings:
+    """The settings of a rank above 0; where it does not count as a worker, the leader's figures are."""
+    if counts:
+        return replace(chosen, metrics_port=None)
+    return replace(chosen, metrics_port=None, record=None, stragglers=settings.NO_STRAGGLERS)
 
 
 def _size_of(process_group: ProcessGroup | None, group_size: int | None) -> tuple[int | None, int | None]:
@@ -206,13 +231,35 @@ def _size_of(process_group: ProcessGroup | None, group_size: int | None) -> tupl
     return size, process_group.rank() if size > 1 else None
 
 
-def _form(chosen: settings.Settings, process_group: ProcessGroup | None) -> Group:
-    """The group of this process, once all ranks have met."""
+def _form(
+    chosen: settings.Settings, process_group: ProcessGroup | None
+) -> tuple[Group, OwnServers | None, settings.Settings]:
+    """The group of this process, once all ranks have met; its own servers, if any, and where they are."""
 
     def say(text: str) -> None:
         console.show(logger)
         logger.info("worker %s %s", chosen.worker, text)
 
+    own = None
+    if not chosen.servers:
+        own = OwnServers(chosen, say)
+        chosen = replace(chosen, servers=own.addresses)
+    try:
+        group = _meet(chosen, process_group, say, hosts_shards=own is not None)
+    except BaseException:
+        if own is not None:
+            own.close(in_order=False)
+        raise
+    return group, own, chosen
+
+
+def _meet(
+    chosen: settings.Settings,
+    process_group: ProcessGroup | None,
+    say: Callable[[str], None],
+    *,
+    hosts_shards: bool,
+) -> Group:
     service = open_service(chosen, say)
     try:
         assert chosen.worker is not None
@@ -233,10 +280,16 @@ def _form(chosen: settings.Settings, process_group: ProcessGroup | None) -> Grou
         reduce=chosen.group_reduce,
         asked=stopping.asked,
         torch_group=process_group,
+        pipeline=chosen.pipeline,
+        hosts_shards=hosts_shards,
     )
     if chosen.ranks.leads:
         size, how = chosen.ranks.size, group.how
-        say(f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by their owners")
+        said = f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by their owners"
+        if chosen.pipeline:
+            said = f"pipeline of {size} processes on {met.hosts[0]}"
+        own = f"; each rank has a server in its process: {','.join(chosen.servers)}" if hosts_shards else ""
+        say(f"{said}{own}")
     return group
 
 

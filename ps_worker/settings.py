@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ Parsed = TypeVar("Parsed")
 
 ROLES = ("worker", "reader")
 ALONE = "none"  # instead of addresses: a server inside this process
+STORE = "PS_STORE"  # HOST:PORT of the store where ranks without servers meet
 CONNECT_LIMIT_S = 30.0
 START_LIMIT_S = 600.0
 RETRY_LIMIT_S = 30.0
@@ -57,6 +58,7 @@ class Settings:
         stragglers: when this worker is slow on purpose.
         ranks: the place of this process in its group.
         group_reduce: how ranks of a group reduce their gradients.
+        pipeline: the ranks of its group are the stages of a pipeline.
         ddp: folder in which the workers of the baseline DistributedDataParallel meet, without servers; None:
             this is no baseline.
         metrics_port: where it shows metrics; 0 lets the system choose, None: nowhere.
@@ -84,6 +86,7 @@ class Settings:
     stragglers: StragglerProfile = NO_STRAGGLERS
     ranks: ranks.Ranks = ranks.ALONE
     group_reduce: str = REDUCES[0]
+    pipeline: bool = False
     ddp: Path | None = None
     metrics_port: int | None = None
     metrics_host: str = METRICS_HOST
@@ -108,17 +111,21 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
 
     worker = values.get("worker") or source.get("PS_WORKER")
     number = _whole("worker", worker, least=0) if worker else None
+    servers = value("servers", ALONE)
     place = _place(source, value, values, number)
+    if place.ranks.together and servers.strip() == ALONE and place.worker is None:
+        place = replace(place, worker=0)
     count = "1" if place.num_workers is None else str(place.num_workers)
     least, most = parse_size(value("num_workers", count))
-    servers = value("servers", ALONE)
     made = Settings(
         servers=() if servers.strip() == ALONE else _named("servers", parse_servers, servers),
         job=_named("job", check_job_name, value("job", "default")),
         consistency=_named("consistency", consistency.parse, value("consistency", "bsp")),
         num_workers=most,
         min_workers=least,
-        worker=place.worker,
+        worker=0
+        if place.worker is None and place.ranks.together and servers.strip() == ALONE
+        else place.worker,
         nonfinite=_named("nonfinite", nonfinite.parse, value("nonfinite", "error")),
         connect_limit_s=_seconds("connect_limit", value("connect_limit", str(CONNECT_LIMIT_S))),
         start_limit_s=_seconds("start_limit", value("start_limit", str(START_LIMIT_S))),
@@ -134,6 +141,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         stragglers=_named("straggler", stragglers.parse, value("straggler", "none")),
         ranks=place.ranks,
         group_reduce=value("group_reduce", REDUCES[0]),
+        pipeline=place.ranks.together and _stages(value) > 1,
         ddp=_path(value("ddp", "")),
         metrics_port=_port("metrics_port", value("metrics_port", "")),
         metrics_host=value("metrics_host", METRICS_HOST),
@@ -151,8 +159,8 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
     if made.ddp is not None:
         _check_baseline(made)
     elif not made.servers:
-        _check_alone(made)
-        if not (values.get("servers") or source.get("PS_SERVERS")):
+        _check_alone(made, has_store=bool(source.get(STORE)))
+        if not (made.ranks.together or values.get("servers") or source.get("PS_SERVERS")):
             _check_one_process(source.get("WORLD_SIZE", ""))
     return made
 
@@ -164,11 +172,26 @@ def _place(
     worker: int | None,
 ) -> ranks.RankPlace:
     """Which rank of which worker this process is; readers are in no group."""
-    size = _whole("group_size", value("group_size", "1"), least=1)
+    size, stages = _whole("group_size", value("group_size", "1"), least=1), _stages(value)
+    if size > 1 and stages not in (1, size):
+        raise UsageError(
+            f"group_size (PS_GROUP_SIZE) is {size}, and pipeline_stages (PS_PIPELINE_STAGES) {stages}: each "
+            "stage of a pipeline is one rank; leave group_size out"
+        )
+    size = max(size, stages)
+    stage = value("stage", "") if stages > 1 else ""
     if size == 1 or value("role", ROLES[0]) != ROLES[0]:
         return ranks.RankPlace(ranks=ranks.ALONE, worker=worker)
-    rank = _whole("group_rank", given["group_rank"], least=0) if "group_rank" in given else None
-    return ranks.find(source, size, worker, rank)
+    if stage and worker is None:
+        raise UsageError(f"stage (PS_STAGE) is {stage}, and worker (PS_WORKER) does not say of which worker")
+    if stage and _whole("stage", stage, least=0) >= stages:
+        raise UsageError(f"stage (PS_STAGE) is {stage}: {stages} stages are numbered from 0 to {stages - 1}")
+    name, text = ("stage", stage) if stage else ("group_rank", given.get("group_rank", ""))
+    return ranks.find(source, size, worker, _whole(name, text, least=0) if text else None)
+
+
+def _stages(value: Callable[[str, str], str]) -> int:
+    return _whole("pipeline_stages", value("pipeline_stages", "1"), least=1)
 
 
 def _check_group(made: Settings) -> None:
@@ -178,10 +201,10 @@ def _check_group(made: Settings) -> None:
         raise UsageError(
             f"group_reduce (PS_GROUP_REDUCE) is one of {', '.join(REDUCES)}, got {made.group_reduce!r}"
         )
-    if not made.servers:
+    if made.pipeline and not made.servers:
         raise UsageError(
-            f"group_size (PS_GROUP_SIZE) is {size}, and servers is not set: a group needs servers; pass "
-            "--servers to ps-worker, set PS_SERVERS, or leave group_size out"
+            f"pipeline_stages (PS_PIPELINE_STAGES) is {size}, and servers is not set: it needs servers; "
+            "pass --servers to ps-worker, or set PS_SERVERS"
         )
     if made.worker is None or made.worker >= made.num_workers:
         raise UsageError(
@@ -220,9 +243,9 @@ def _check_baseline(made: Settings) -> None:
         )
 
 
-def _check_alone(made: Settings) -> None:
+def _check_alone(made: Settings, *, has_store: bool) -> None:
     """Refuses what needs other processes."""
-    if made.role == "reader":
+    if made.role == "reader" and not has_store:
         raise UsageError("a reader needs servers to read from: set PS_SERVERS, or give servers to connect()")
     for name, number in (("num_workers", made.num_workers - 1), ("worker", made.worker or 0)):
         if number > 0:

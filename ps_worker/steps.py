@@ -19,6 +19,7 @@ import torch
 
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.process.allocator import give_back_freed_blocks
+from ps_wire.process.ranks import ALONE
 from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -90,7 +91,7 @@ class Steps:
         self._at_epoch = False
         self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
         self._untrained_said = False
-        self.data = ScriptData(settings.consistency, self, settings.ranks)
+        self.data = ScriptData(settings.consistency, self, ALONE if settings.pipeline else settings.ranks)
         self.recorder = self._recorder(settings)
         self._samples = None if self.recorder is None else self.data.step_samples()
         self._straggling = self._stragglers(settings)
@@ -178,7 +179,8 @@ class Steps:
         """See `StepHost`."""
         self.data.take_step(self.step)
         if self.recorder is not None and self._samples is not None:
-            self.recorder.stepped(self._samples())
+            samples = self._samples()  # of all ranks
+            self.recorder.stepped(samples if self._settings.ranks.leads else 0)
         if self._straggling is not None and self.tables and not self.data.has_loaders:
             self._straggling.resumed(self.step, self._idle_s)
         self.link.uploads.at_step_boundary(step)
@@ -241,7 +243,7 @@ class Steps:
         """See `DataListener`."""
         if not self.optimizers and not self.tables:
             self._say_untrained(MANY_BATCHES)
-        behind = self.is_behind()
+        behind = self.steps_behind() > 0
         if not behind:
             self._begin_compute()
         self.together.arrive()
@@ -290,11 +292,11 @@ class Steps:
         """See `DataListener`."""
         self.together.pass_over(number)
 
-    def is_behind(self) -> bool:
+    def steps_behind(self) -> int:
         """See `DataListener`."""
         if not self._stands or self._taken is not None:
             self._stand()
-        return self.data.arrived and any(owner.behind for owner in self._all)
+        return max((owner.behind for owner in self._all), default=0) if self.data.arrived else 0
 
     def _begin_forward(self, optimizer: WrappedOptimizer) -> None:
         if not self.data.has_loaders:
@@ -311,7 +313,7 @@ class Steps:
 
     def _straggle(self) -> None:
         if self._straggling is not None and self._all:
-            self._straggling.batch(self.link.rank, self.step, self._idle_s)
+            self._straggling.batch(self._number, self.step, self._idle_s)
 
     def _renew(self) -> None:
         """The script begins with another batch: what it computed before is no part of the next step."""
@@ -436,11 +438,9 @@ class Steps:
                 self.link.resumption.first()
         if self._taken is None or not self._all:
             return
-        (at, ends), self._taken = self._taken, None
+        (at, counted), self._taken = self._taken, None
         mine = self.clocks()
-        if not ends:  # of one that trains: what it has taken; in lockstep, where this one enters
-            ends = mine if self._settings.consistency.lockstep else dict(at.clocks)
-        behind = {table: max(ends.get(table, 0) - step, 0) for table, step in at.steps.items()}
+        behind = at.steps_behind(mine, counted, lockstep=self._settings.consistency.lockstep)
         for owner in self._all:
             owner.fall_behind(behind.get(next(iter(owner.clocks)), 0) if at.loaders else 0)
         steps = {table: step - behind.get(table, 0) for table, step in mine.items()}
@@ -515,13 +515,23 @@ class Steps:
         return RecordHeader(
             unix_s=self.recorder.unix_s if self.recorder is not None else 0.0,
             job=self._settings.job,
-            worker=self.link.rank,
+            worker=self._number,
             incarnation=self.link.incarnation,
             consistency=str(self._settings.consistency),
-            num_workers=self._settings.num_workers,
+            num_workers=self._settings.ranks.size if self._is_the_job else self._settings.num_workers,
             host=platform.node(),
             versions=versions,
         )
+
+    @property
+    def _is_the_job(self) -> bool:
+        """Whether its group has no servers but its own: then each rank counts as a worker does."""
+        return self._group is not None and self._group.hosts_shards
+
+    @property
+    def _number(self) -> int:
+        """Under which it records and is slow."""
+        return self._settings.ranks.rank if self._is_the_job else self.link.rank
 
     def _totals(self) -> StepTotals:
         exchanges = list(self.link.exchanges)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsFloat
 
@@ -23,20 +23,24 @@ from ps_wire.spec.table import BucketOptions
 from ps_worker.data import torch_loader
 from ps_worker.data.loader import Loader
 from ps_worker.group.group import Group
+from ps_worker.job.own_servers import OwnServers
 from ps_worker.job.stats import Stats, gather
+from ps_worker.job.worker_metrics import WorkerMetrics
 from ps_worker.membership.together import LIMIT_S, Op, Value
 from ps_worker.model import model_table
 from ps_worker.model.extras import ModelExtras
 from ps_worker.model.hyperparameters import OptimizerChoice, check_norm, spec_of
 from ps_worker.optimizer.started_table import StartedTable
 from ps_worker.optimizer.wrapped import WrappedOptimizer
+from ps_worker.pipeline.blocks import blocks_of
+from ps_worker.pipeline.cuts import cuts_of
+from ps_worker.pipeline.pipeline import Pipeline
 from ps_worker.process import stopping
 from ps_worker.process.exit_reason import reason_of
 from ps_worker.recording.metric import name_of, number_of
 from ps_worker.settings import Settings
 from ps_worker.steps import Steps
 from ps_worker.table import Table
-from ps_worker.worker_metrics import WorkerMetrics
 
 logger = logging.getLogger("ps_worker")
 
@@ -63,8 +67,15 @@ class Worker:
         settings: Settings,
         on_rollback: Callable[[int], None] | None = None,
         group: Group | None = None,
+        own_servers: OwnServers | None = None,
     ) -> None:
-        """Checks the servers and joins; `on_rollback`: see `connect`; `group`: whose rank this process is.
+        """Checks the servers and joins.
+
+        Args:
+            settings: of the worker.
+            on_rollback: see `connect`.
+            group: whose rank this process is; None: it is the whole worker.
+            own_servers: of the group, which end when this worker has left; None: it has none.
 
         Raises:
             ServerUnreachable: a server does not answer; its address is named.
@@ -72,10 +83,12 @@ class Worker:
         """
         keep_large_blocks(one_arena=False)
         self._settings = settings
+        self._own_servers = own_servers
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
+        self._group = group
         self._steps = Steps(settings, on_rollback, group)
         self._data, self._link = self._steps.data, self._steps.link
         self._metrics = self._open_metrics()
@@ -106,10 +119,76 @@ class Worker:
 
     # -- tables ----------------------------------------------------------------------------------------
 
+    def pipeline(
+        self,
+        model: torch.nn.Module,
+        *,
+        example: torch.Tensor | Sequence[torch.Tensor],
+        microbatches: int,
+        schedule: str = "1f1b",
+        stages: int | None = None,
+        cuts: Sequence[str] | None = None,
+        by: str = "parameters",
+        checkpoint: str = "never",
+    ) -> Pipeline:
+        """Cuts a model into stages, one for each process of this worker, and keeps this process's part of it.
+
+        Parameters of other stages go to the meta device. An optimizer over the whole model, made before or
+        after, goes to `wrap` with the pipeline. All stages of a worker make the same calls, with the same
+        batches. A model that is on the meta device gets its first values stage by stage, from its modules'
+        `reset_parameters`.
+
+        Args:
+            model: on the CPU or the meta device, the same on all stages.
+            example: the model's inputs of one batch; all batches have its shapes.
+            microbatches: parts of each batch that go through the stages one after the other; one is the naive
+                split.
+            schedule: "gpipe", "1f1b", "interleaved1f1b", "zero-bubble" or "zero-bubble-v", as torch has them.
+            stages: of the pipeline. Default: one for each process; interleaved schedules take a multiple.
+            cuts: the name of the first block of each stage but the first. Default: they are computed, so that
+                the largest stage is as small as it can be.
+            by: the cost that a computed cut shares out: "parameters", or by a short profile of forward and
+                backward of each block on stage 0's process, "time" or "memory".
+            checkpoint: activations are computed again in backward, which saves their memory: of micro-batches
+                "never", "always", or "except_last".
+
+        Raises:
+            UsageError: this worker is no pipeline (`--pipeline-stages`, `PS_PIPELINE_STAGES`).
+            PipelineError: the model cannot be cut so, or stages differ; what and on which hosts is named.
+        """
+        group = self._group
+        if group is None or group.stages is None:
+            raise UsageError(
+                "worker.pipeline() needs one process for each stage: start ps-worker with --pipeline-stages, "
+                "or give pipeline_stages to connect() (PS_PIPELINE_STAGES)"
+            )
+        blocks = blocks_of(model)
+        return Pipeline(
+            model,
+            blocks,
+            group,
+            cuts=cuts_of(
+                blocks,
+                group,
+                model,
+                stages=stages or self.group_size,
+                names=cuts,
+                by=by,
+                example=example,
+                schedule=schedule,
+                microbatches=microbatches,
+            ),
+            schedule=schedule,
+            microbatches=microbatches,
+            example=example,
+            checkpoint=checkpoint,
+            seed=self._settings.job,
+        )
+
     def wrap(
         self,
         optimizer: torch.optim.Optimizer,
-        model: torch.nn.Module,
+        model: torch.nn.Module | Pipeline,
         *,
         overlap: Literal["auto"] | bool = "auto",
         weight: Literal["equal", "samples"] = "equal",
@@ -125,7 +204,8 @@ class Worker:
 
         Args:
             optimizer: of torch.optim; its class and `param_groups` are sent as data.
-            model: that owns the optimizer's parameters.
+            model: that owns the optimizer's parameters; or a pipeline of it, whose stages each push and pull
+                the parameters that they have.
             overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
                 touched the gradients.
             weight: of a push in a BSP mean: "equal", or the "samples" that the loader of the latest batch has
@@ -146,7 +226,7 @@ class Worker:
                 optimizer differs from the other workers', or it does not fit into a server's memory.
             StartLimitExceeded: the job did not start in time; who was missing is named.
             UsageError: the optimizer holds parameters that the model does not have, or a parameter that
-                another table has.
+                another table has; or the two are the other way round, or wrap has returned the optimizer.
         """
         if overlap not in ("auto", True, False):
             raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
@@ -154,9 +234,18 @@ class Worker:
             raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
         check_norm(clip_grad_norm)
         overlap = self._check_group_wrap(overlap, clip_grad_norm, as_views=gradient_as_bucket_view)
+        if isinstance(optimizer, torch.nn.Module) and isinstance(model, torch.optim.Optimizer):
+            raise UsageError("wrap takes the optimizer first: worker.wrap(optimizer, model)")
+        if isinstance(optimizer, WrappedOptimizer):
+            raise UsageError(
+                "this optimizer is what worker.wrap has returned: call wrap once, and step() of its result"
+            )
+        pipe = model if isinstance(model, Pipeline) else None
+        model = model.model if isinstance(model, Pipeline) else model
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"wrap takes the model, a torch.nn.Module, got {type(model).__name__}")
         spec_of(optimizer)  # refuses a foreign one before anything is touched
+        self._check_pipeline_wrap(optimizer, model, pipe)
         mean = self._settings.consistency.aggregates
 
         def start_table(groups: list[dict[str, Any]]) -> StartedTable:
@@ -168,13 +257,20 @@ class Worker:
                 groups,
                 buckets=buckets or BucketOptions(),
                 clip_grad_norm=clip_grad_norm if mean else None,
+                stages=None if pipe is None else pipe.stages_of([*parameters]),
             )
             outside = None
             if not any(known is model and table < spec.number for table, known in self._models.items()):
                 outside = ModelExtras(model, parameters.values(), self._steps.say)
             states = [optimizer.state.get(parameter, {}) for parameter in parameters.values()]
             exchange, step = self._link.start_table(
-                spec, parameters.values(), outside, states, strict=strict_hyperparameters, pulls=True
+                spec,
+                parameters.values(),
+                outside,
+                states,
+                strict=strict_hyperparameters,
+                pulls=True,
+                stage=None if pipe is None else pipe.table_of(parameters),
             )
             self._models[spec.number] = model
             for parameter in parameters.values():
@@ -184,7 +280,7 @@ class Worker:
 
         wrapped = WrappedOptimizer(
             optimizer,
-            model=model,
+            model=model if pipe is None else pipe.modules[0],
             start_table=start_table,
             access=self._link,
             host=self._steps,
@@ -194,7 +290,7 @@ class Worker:
             as_views=gradient_as_bucket_view,
             weight=self._data.sample_weight() if weight == "samples" else lambda: 1.0,
         )
-        self._steps.add_optimizer(wrapped, model)
+        self._steps.add_optimizer(wrapped, model if pipe is None else pipe.modules[0])
         return wrapped
 
     def table(
@@ -413,9 +509,7 @@ class Worker:
         """
         if not self._link.ended and (closed := self._steps.closed()) is not None:
             raise UsageError(closed)
-        reply = self._link.stop_job(reason)
-        self._steps.say(reply.why)
-        return int(reply.last)
+        return int(self._link.stop_job(reason).last)  # all workers hear of it, and why: this one, too
 
     # -- calls that all workers make -------------------------------------------------------------------
 
@@ -512,6 +606,8 @@ class Worker:
             return
         self._metrics.close()
         self._steps.leave(reason)
+        if self._own_servers is not None:
+            self._own_servers.close(in_order=not reason)
         self._left = True
         atexit.unregister(self.leave)
         if self._link.written is not None and not reason:
@@ -551,6 +647,27 @@ class Worker:
                 f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"
             )
         return False
+
+    def _check_pipeline_wrap(
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, pipe: Pipeline | None
+    ) -> None:
+        """Refuses what `wrap` cannot do in a pipeline."""
+        if pipe is None:
+            if self._group is not None and self._group.stages is not None:
+                raise UsageError(
+                    "the processes of this worker are the stages of a pipeline (PS_PIPELINE_STAGES): wrap "
+                    "takes pipe = worker.pipeline(model, ...) in place of the model"
+                )
+            return
+        if any(optimizer.state.values()):
+            raise UsageError("an optimizer that has taken steps is wrapped before it has, in a pipeline")
+        grouped = {id(it) for group in optimizer.param_groups for it in group["params"]}
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in grouped:
+                raise UsageError(
+                    f"parameter {name!r} is not in the optimizer, and in a pipeline all are: what is not to "
+                    "be trained has requires_grad=False"
+                )
 
     def _open_metrics(self) -> MetricsEndpoint:
         """Listens before the worker joins: who has no port is told before others wait for it."""

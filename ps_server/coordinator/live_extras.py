@@ -98,7 +98,11 @@ class LiveExtras:
             raise
 
     async def for_joiner(self, runner: JobRunner, joiner: Member) -> Noted:
-        """The position of a worker that trains, at the beginning of its next step; else as `noted`."""
+        """The position of a worker that trains, at the beginning of its next step; else as `noted`.
+
+        Raises:
+            Evicted: the joiner was evicted meanwhile: what it would hear is older than where it will enter.
+        """
         key = runner.job.name, POSITION
         with suppress(TimeoutError):
             async with asyncio.timeout(JOINER_LIMIT_S):
@@ -106,6 +110,9 @@ class LiveExtras:
                     asked = self._asked.get(key) or self._ask(runner, POSITION)
                     if asked is not None and (found := await self._answered(key, asked)) is not None:
                         return Noted(found.blob)
+                await runner.settle()  # then it is known how many steps count of who was evicted last
+        if (over := runner.job.over(joiner.worker, joiner.incarnation)) is not None:
+            raise over
         return self.noted(runner, joiner)
 
     def noted(self, runner: JobRunner, joiner: Member) -> Noted:

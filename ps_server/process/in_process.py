@@ -12,18 +12,21 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from typing import Any, Self
 
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.log import logger
+from ps_server.process.hosted_shard import HostedShard
+from ps_server.process.own_loop import AtOnce, end_tasks
 from ps_server.process.shard_zero import ShardZero
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import TOKEN_BYTES, Shard
 from ps_server.shard.transport.memory_stream import MemoryStream
 from ps_server.shard.transport.session import Session
+from ps_wire.access.access import Access
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreachable
 from ps_wire.frames.carrier import MEMORY, Outlet, Receiver
 from ps_wire.frames.service import FramesOut, Landing
@@ -40,7 +43,7 @@ class LocalService:
         self.addresses = (ADDRESS,)
         self.carriers = (MEMORY,)
         self._loop = asyncio.new_event_loop()
-        at_once = _AtOnce()
+        at_once = AtOnce()
         self._loop.set_default_executor(at_once)
         self._thread = watched.thread("ps-local", self._run, log=logger)
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
@@ -54,6 +57,11 @@ class LocalService:
         self._calls = _Calls(service, services[1]["Shard"], self._loop)
         self._shard: Shard | None = shard
         self._thread.start()
+
+    @staticmethod
+    def beside_others(shard: int, num_shards: int, coordinator: str | None, access: Access) -> HostedShard:
+        """One of several shards, each in a process of its own; see `HostedShard`."""
+        return HostedShard(shard, num_shards, coordinator, access)
 
     def shard(self, index: int) -> _Calls:
         """See `Service.shard`."""
@@ -96,33 +104,10 @@ class LocalService:
     def _run(self) -> None:
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(_end_tasks())
+            self._loop.run_until_complete(end_tasks())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
-
-
-async def _end_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _AtOnce(ThreadPoolExecutor):
-    """Runs each function where it is submitted: one worker has nobody beside it to hold up.
-
-    Python's own thread pool takes nothing any more while the process ends, when a worker may still leave.
-    """
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """The function's outcome."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*arguments, **named))
-        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
-            future.set_exception(error)
-        return future
 
 
 class _Calls:

@@ -141,15 +141,29 @@ class Server:
         keep_large_blocks(one_arena=True)
         piece_optimizer.warm_up()
         torch.set_num_threads(1)  # connections work beside each other; one kernel on all cores would not
-        stopped = self._stopped = self._catch_signals()
+        return await self.serve(self._catch_signals())
+
+    async def serve(
+        self, stopped: asyncio.Future[int], serving: Callable[[str], object] = lambda _: None
+    ) -> int:
+        """Serves until it is stopped, with the process's settings as they are.
+
+        Args:
+            stopped: of this loop; its result is the exit code.
+            serving: told the address when it takes calls.
+
+        Raises:
+            What `run` raises.
+        """
+        self._stopped = stopped
         probed = await self._open_health()  # a probe is answered while what was handed off is read
         try:
-            return await self._serve(stopped)
+            return await self._serve(stopped, serving)
         finally:
             if probed is not None:
                 await probed.stop(None)
 
-    async def _serve(self, stopped: asyncio.Future[int]) -> int:
+    async def _serve(self, stopped: asyncio.Future[int], serving: Callable[[str], object]) -> int:
         handed_off = await self._find_hand_off()
         server = grpc.aio.server(options=SERVER, interceptors=self._interceptors())
         port = self._bind(server)
@@ -167,6 +181,7 @@ class Server:
             metrics.begin()
             following = self._start_following(advertised)
             logger.info("serving on %s:%d", self._options.host, port)
+            serving(advertised)
             await asyncio.wait([stopped])
             logger.info("stopping")
             self._health.end()

@@ -131,6 +131,7 @@ def table_to_proto(table: TableSpec) -> spec.Table:
             partition_bytes=table.buckets.partition_bytes,
         ),
         clip_grad_norm=table.clip_grad_norm,
+        stages=table.stages,
     )
 
 
@@ -164,6 +165,7 @@ def table_from_proto(message: spec.Table) -> TableSpec:
             partition_bytes=message.buckets.partition_bytes,
         ),
         clip_grad_norm=message.clip_grad_norm if message.HasField("clip_grad_norm") else None,
+        stages=tuple(message.stages),
     )
 
 

@@ -2,8 +2,8 @@
 
 Legend: element offsets count elements of the bucket's dtype; a *granule* is 4096 bytes.
 
-    bucket      parameters of one param-group, dtype and device, in reverse registration order (the order
-                in which backward finishes), each at a multiple of 16 elements and of 64 bytes
+    bucket      parameters of one stage, param-group, dtype and device, in reverse registration order (the
+                order in which backward finishes), each at a multiple of 16 elements and of 64 bytes
     slice       the part of a bucket that one shard holds: every bucket is cut evenly over all shards, at
                 multiples of a granule, so that a worker can map several shards' memory side by side
     partition   a piece of a slice, at most `partition_bytes`: the unit of transfer, versioning and gating
@@ -226,10 +226,11 @@ def _members(table: TableSpec) -> list[list[int]]:
     """Indices of the parameters of each bucket; buckets in the order in which backward fills them."""
     options = table.buckets
     full: list[list[int]] = []
-    filling: dict[tuple[int, str, int], tuple[list[int], int]] = {}
+    filling: dict[tuple[int, int, str, int], tuple[list[int], int]] = {}
+    stages = table.stages or (0,) * len(table.parameters)
     for index in range(len(table.parameters) - 1, -1, -1):
         parameter = table.parameters[index]
-        key = (parameter.group, parameter.dtype, parameter.device)
+        key = (stages[index], parameter.group, parameter.dtype, parameter.device)
         size = parameter.numel * item_bytes(parameter.dtype, parameter.name)
         members, used = filling.get(key, ([], 0))
         limit = options.bucket_bytes if full else options.first_bucket_bytes

@@ -18,6 +18,7 @@ Group: TypeAlias = tuple[tuple[str, Value], ...]
 
 PAGE_BYTES = 4096
 MAX_TABLES = 64  # of a job
+MAX_STAGES = 1024  # of a pipeline: as many as a group has ranks
 MIB = 1 << 20
 MAX_PARAMETERS = 65_536
 MAX_NAME = 1000  # characters
@@ -124,6 +125,8 @@ class TableSpec:
         number: the order in which workers make their tables, from 0.
         parameters: in registration order.
         clip_grad_norm: the mean gradient of a BSP step is scaled down to this L2 norm over all parameters.
+        stages: of a pipeline, by parameter: no bucket holds parameters of two stages; empty: there is one.
+            It is how the job's first worker has cut the table, and no part of what tables are compared by.
     """
 
     number: int
@@ -131,6 +134,7 @@ class TableSpec:
     optimizer: OptimizerSpec
     buckets: BucketOptions = BucketOptions()
     clip_grad_norm: float | None = None
+    stages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -138,6 +142,10 @@ class TableSpec:
         if self.clip_grad_norm is not None and not 0.0 < self.clip_grad_norm < math.inf:
             raise UsageError(f"clip_grad_norm must be finite and > 0, got {self.clip_grad_norm}")
         check_count(self.number, len(self.parameters))
+        if self.stages and len(self.stages) != len(self.parameters):
+            raise UsageError(f"{len(self.parameters)} parameters have {len(self.stages)} stages")
+        if not all(0 <= stage < MAX_STAGES for stage in self.stages):
+            raise UsageError(f"stages are numbered from 0 to {MAX_STAGES - 1}")
         groups = len(self.optimizer.hyperparameters.groups)
         seen: set[str] = set()
         for parameter in self.parameters:
@@ -165,7 +173,7 @@ def check_count(table: int, num_parameters: int) -> None:
 
 
 def check_same(ours: TableSpec, theirs: TableSpec) -> None:
-    """Compares the table that a job has with the one that a worker brings.
+    """Compares the table that a job has with the one that a worker brings, which takes over its stages.
 
     Raises:
         TableMismatch: naming the first difference: what, expected, got.

@@ -243,12 +243,14 @@ class Resumed(_message.Message):
     def __init__(self, taken: _Optional[int] = ...) -> None: ...
 
 class TableMade(_message.Message):
-    __slots__ = ("table", "upload")
+    __slots__ = ("table", "upload", "stages")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     table: int
     upload: bool
-    def __init__(self, table: _Optional[int] = ..., upload: bool = ...) -> None: ...
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, table: _Optional[int] = ..., upload: bool = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TableStarted(_message.Message):
     __slots__ = ("table", "step")

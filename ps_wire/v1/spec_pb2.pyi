@@ -83,18 +83,20 @@ class Buckets(_message.Message):
     def __init__(self, bucket_bytes: _Optional[int] = ..., first_bucket_bytes: _Optional[int] = ..., partition_bytes: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("number", "parameters", "optimizer", "buckets", "clip_grad_norm")
+    __slots__ = ("number", "parameters", "optimizer", "buckets", "clip_grad_norm", "stages")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     number: int
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     optimizer: Optimizer
     buckets: Buckets
     clip_grad_norm: float
-    def __init__(self, number: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., buckets: _Optional[_Union[Buckets, _Mapping]] = ..., clip_grad_norm: _Optional[float] = ...) -> None: ...
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., optimizer: _Optional[_Union[Optimizer, _Mapping]] = ..., buckets: _Optional[_Union[Buckets, _Mapping]] = ..., clip_grad_norm: _Optional[float] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("name", "consistency", "num_workers", "min_workers", "nonfinite")

@@ -41,8 +41,8 @@ class ScriptSteps(Protocol):
     def step(self) -> int:
         """Steps that the worker has taken."""
 
-    def is_behind(self) -> bool:
-        """Whether the script replays steps: batches are handed out that were used already."""
+    def steps_behind(self) -> int:
+        """Steps that the script takes again: batches are handed out that were used already."""
 
 
 class EpochDealer:
@@ -109,9 +109,9 @@ class EpochDealer:
         return not self.void and self._batches > self._used.batches
 
     @property
-    def behind(self) -> bool:
+    def behind(self) -> int:
         """See `Dealer`."""
-        return self._steps.is_behind()
+        return self._steps.steps_behind()
 
     def take_up(self, position: Position) -> None:
         """The script goes on where another process was, and this loader there."""
@@ -120,7 +120,7 @@ class EpochDealer:
     def replay(self, epoch: int) -> EpochPiece | None:
         """See `Dealer`."""
         taken, self._taken = self._taken, None
-        if not self._steps.is_behind():
+        if not self._steps.steps_behind():
             return None
         first = 0
         if taken is not None and taken.epoch == epoch:

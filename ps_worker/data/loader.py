@@ -37,8 +37,8 @@ class Dealer(Protocol):
         """Whether what it dealt last is another's by now: the rest of it is dropped."""
 
     @property
-    def behind(self) -> bool:
-        """Whether steps are replayed: batches are handed out that were used already."""
+    def behind(self) -> int:
+        """Steps that the script takes again: batches are handed out that were used already."""
 
     def replay(self, epoch: int) -> EpochPiece | None:
         """Gives what is handed out of an epoch while the script is behind; None where it is not."""
@@ -259,14 +259,8 @@ class Loader:
         while not self._ended:
             self._next, self._now = Position(epoch=start.epoch + 1), start
             self._under_way = start.epoch
-            quietly = yield from self._replay(start.epoch, mine)
-            if self._dealer.behind and not self._moved:  # it goes on in the next epoch
-                break
-            piece = None
-            if not self._moved:
-                piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
+            piece, quietly = yield from self._find_piece(start, mine, begins=begins)
             if piece is not None and not self._moved:
-                quietly |= yield from self._replay(start.epoch, mine)  # who was evicted while it asked
                 self._own = begins and piece.epoch == start.epoch
                 begins = False
                 yield from self._hand_out(start.epoch, piece, mine, quietly=quietly)
@@ -284,16 +278,45 @@ class Loader:
             self._listener.end_iterator()
         self._now = None
 
-    def _replay(self, epoch: int, mine: int) -> Generator[Any, None, bool]:
-        """Hands out again while the script is behind; whether there was anything."""
-        piece = self._dealer.replay(epoch)
-        if piece is None:
-            return False
-        self._own = False
-        yield from self._hand_out_again(epoch, piece, mine)
+    def _find_piece(
+        self, start: Position, mine: int, *, begins: bool
+    ) -> Generator[Any, None, tuple[EpochPiece | None, bool]]:
+        """Hands out what the script takes again, and gives what is handed out next; see `_hand_out`.
+
+        None where nothing of this epoch is left for this worker: if it is still behind, it goes on so in the
+        next one.
+        """
+        quietly = self._dealer.behind > 0
+        trains = yield from self._replay(start.epoch, mine)
+        piece = None
+        if trains and self._now is not None and not self._moved:
+            piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
+        quietly |= self._dealer.behind > 0  # who was evicted while it asked, too
+        if piece is not None and not (yield from self._catch_up(start.epoch, mine)):
+            piece = None
+        return piece, quietly
+
+    def _catch_up(self, epoch: int, mine: int) -> Generator[Any, None, bool]:
+        """Hands out again until the script is behind no more; whether it is not.
+
+        There is more of the epoch, so the steps behind are of it: what others left over made more steps of it
+        than a share has batches. The share is gone through once more.
+        """
+        while not self._moved and not self._dealer.void and (behind := self._dealer.behind):
+            yield from self._replay(epoch, mine)
+            if self._now is None or (self._dealer.behind >= behind and not self._dealer.void):
+                return False
         return True
 
-    def _hand_out_again(self, epoch: int, piece: EpochPiece, mine: int) -> Iterator[Any]:
+    def _replay(self, epoch: int, mine: int) -> Generator[Any, None, bool]:
+        """Hands out again while the script is behind; False where it took no step with what it got."""
+        piece = self._dealer.replay(epoch)
+        if piece is None:
+            return True
+        self._own = False
+        return (yield from self._hand_out_again(epoch, piece, mine))
+
+    def _hand_out_again(self, epoch: int, piece: EpochPiece, mine: int) -> Generator[Any, None, bool]:
         """Batches that were used, until the script has taken again the steps that it is behind."""
         self._share.begin(piece)
         sizes = self._share.sizes if isinstance(self._share, ShareSampler) else None
@@ -301,13 +324,22 @@ class Loader:
         self._replays = True
         self._listener.begin_iterator()
         batches = self._sized(sizes, piece.first)
-        while self._dealer.behind and mine == self._iteration and not self._ended and self._now is not None:
+        begun, stepped = 0, False
+        while (
+            (behind := self._dealer.behind)
+            and mine == self._iteration
+            and not self._ended
+            and self._now is not None
+        ):
             found = next(batches, None)
             if found is None:
-                return
+                break
             self._listener.begin_batch()
             self._now = replace(self._now, offset=self._now.offset + 1)
+            begun += 1
             yield found[1]
+            stepped |= self._dealer.behind != behind
+        return stepped or not begun
 
     def _hand_out(self, epoch: int, piece: EpochPiece, mine: int, *, quietly: bool) -> Iterator[Any]:
         """The batches of a piece, until one of many things ends it.

@@ -74,6 +74,23 @@ class Positions:
     ends: tuple[int, ...] = ()
     between: bool = False
 
+    def steps_behind(
+        self, mine: Mapping[int, int], counted: Mapping[int, int], *, lockstep: bool
+    ) -> dict[int, int]:
+        """Table -> steps that a worker takes again which goes on here.
+
+        Args:
+            mine: table -> the step at which it enters.
+            counted: table -> steps that count of the worker whose position this is, where that one is gone.
+            lockstep: steps are the job's, and not each worker's own.
+        """
+        if lockstep:  # one more than that has closed where a push of it had not come everywhere
+            went_on = any(step > counted.get(table, 0) + 1 for table, step in mine.items())
+            ends = mine if went_on or not counted else counted
+        else:
+            ends = counted or self.clocks
+        return {table: max(ends.get(table, 0) - step, 0) for table, step in self.steps.items()}
+
     def pack(self) -> dict[str, torch.Tensor]:
         """As a tensor by name, to lie among others."""
         numbers = {

@@ -147,7 +147,8 @@ class SizedCollate:
 def check_length(num_samples: int, num_workers: int) -> None:
     """Raises UsageError where a worker would get no sample at all."""
     if num_samples < num_workers:
+        samples = "1 sample" if num_samples == 1 else f"{num_samples} samples"
         raise UsageError(
-            f"the dataset has {num_samples} samples for {num_workers} workers: each needs one at least; "
+            f"the dataset has {samples} for {num_workers} workers: each needs one at least; "
             "take fewer workers"
         )

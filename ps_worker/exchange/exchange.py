@@ -61,6 +61,7 @@ class Exchange:
         memory: where it lies.
         gradients: what is pushed.
         partitions: of the table.
+        brings: those whose first weights this process loads, where its worker's start the table.
         in_flight: pushes and pulls that are under way: who waits for this process's own asks there.
         sharing: what shards are told of that memory.
         bytes_pushed: of gradients that have left.
@@ -128,10 +129,12 @@ class Exchange:
         self._hooks: Hooks | None = None
         self._ranks: RankTraffic | None = None
         self._own = self.partitions  # those that this process pushes and pulls
+        self.brings = self.partitions
         if ranks is not None:
             pieces = [len(plan.placements(partition)) for partition in self.partitions]
             self._ranks = ranks(self._flat_gradients(), self.partitions, pieces)
             self._own = [self.partitions[index] for index in self._ranks.owned]
+            self.brings = [self.partitions[index] for index in self._ranks.brings]
         self.in_flight = InFlight(
             shard_of, show=self.memory.show, skips=backup, pulled=[it.index for it in self._own]
         )
@@ -149,7 +152,7 @@ class Exchange:
     @property
     def sums(self) -> bool:
         """Whether flat gradients are summed in place with those of other ranks."""
-        return self._ranks is not None
+        return self._ranks is not None and self._ranks.sums
 
     @property
     def weights(self) -> FlatBuckets:
@@ -194,12 +197,21 @@ class Exchange:
         return hyper == self._hyper
 
     def load(self) -> None:
-        """Sends what is in the staging memory as the start of the table. May be called again."""
+        """Brings what is in the staging memory to the shards as the start of the table. May be called again.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        if self._ranks is not None:
+            self._ranks.bring(self.memory.staging.tensors)
         self._send_again()
-        for partition in self.partitions:
+        for partition in self.brings:
             if self.in_flight.pushed_step(partition.index) is None:
                 start = {"partition": partition.index, "payload": self.memory.staging.bytes_of(partition)}
                 self._send_noted([self._frame(wire.Kind.LOAD, **start)])
+        self.in_flight.wait_acked()
+        if self._ranks is not None:
+            self._ranks.brought()
 
     @trace.traced("queue pushes")
     def push(
@@ -227,7 +239,11 @@ class Exchange:
                 hyper=_fingerprint(self._hyper),
                 present=present,
             )
-            self._push_reduced(reduced, step)
+            if reduced is None:
+                own = set(self._ranks.owned)
+                self._abstain([it for it in partitions if it.index in own], step)
+            else:
+                self._push_reduced(reduced, step)
             return
         self._push(partitions, step=step, weight=weight, present=present)
 
@@ -270,7 +286,10 @@ class Exchange:
             for reduced in self._ranks.abstain(step):
                 self._push_reduced(reduced, step)
         self._send_again()
-        for partition in self._own:
+        self._abstain(self._own, step)
+
+    def _abstain(self, partitions: Sequence[Partition], step: int) -> None:
+        for partition in partitions:
             if self.in_flight.pushed_step(partition.index) != step:
                 listed = meta.listed([partition.index])
                 frame = self._frame(wire.Kind.ABSTAIN, partition=partition.index, step=step, meta=listed)

@@ -33,8 +33,22 @@ class RankTraffic(Protocol):
     def owned(self) -> Sequence[int]:
         """The partitions that this rank pushes and pulls, ascending."""
 
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced:
-        """Called when a bucket's flat gradients are there; gives the mean to push.
+    @property
+    def brings(self) -> Sequence[int]:
+        """The partitions whose first weights this rank brings, where the worker's start the table."""
+
+    @property
+    def sums(self) -> bool:
+        """Whether flat gradients are summed in place with those of other ranks."""
+
+    def bring(self, weights: Sequence[torch.Tensor]) -> None:
+        """Called before first weights are loaded: those that another rank has come to who brings them."""
+
+    def brought(self) -> None:
+        """Called when the first weights that this rank brings are on the shards; waits for all ranks."""
+
+    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced | None:
+        """Called when a bucket's flat gradients are there; gives what to push; None: nobody pushes.
 
         Args:
             bucket: its number.

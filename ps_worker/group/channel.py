@@ -240,6 +240,29 @@ class Channel:
                 )
             )
 
+    def begin(
+        self,
+        call: Callable[[list[torch.Tensor], int, int], Any],
+        tensors: list[torch.Tensor],
+        rank: int,
+        tag: int,
+    ) -> Any:
+        """Begins a transfer of somebody else's, over wires of its own; waits for nobody. See `end`.
+
+        Raises:
+            GroupBroken: the rank has gone, or the group has ended.
+        """
+        self._abort.check()
+        try:
+            return call(tensors, rank, tag)
+        except RuntimeError as error:
+            logger.debug("rank %d: %s", self.ranks.rank, error)
+            raise self._has_gone(rank) from None
+
+    def end(self, rank: int, work: Any) -> None:
+        """Waits until a transfer to or from a rank is over. Raises what `begin` raises."""
+        self._run(partial(self._wait, [(rank, work)]))
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def broken(self, reason: str) -> GroupBroken:
@@ -283,10 +306,13 @@ class Channel:
                 outcome.error = error
             except _Gone as error:
                 logger.debug("rank %d: %s", self.ranks.rank, error)
-                outcome.error = self.broken(f"rank {error.rank} on {self._hosts[error.rank]} has gone")
+                outcome.error = self._has_gone(error.rank)
             with self._abort.changed:
                 outcome.done = True
                 self._abort.changed.notify_all()
+
+    def _has_gone(self, rank: int) -> GroupBroken:
+        return self.broken(f"rank {rank} on {self._hosts[rank]} has gone")
 
     def _failed(self, bug: Exception) -> None:
         self.broken(f"rank {self.ranks.rank}: {type(bug).__name__}: {bug}")

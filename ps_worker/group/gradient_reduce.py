@@ -30,6 +30,7 @@ from ps_worker.group.channel import Channel, Said
 from ps_worker.group.ending import Ending
 from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
+from ps_worker.group.step_header import StepHeader
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -56,7 +57,11 @@ class GradientReduce:
 
     Attributes:
         owned: the partitions that this rank pushes and pulls, ascending.
+        brings: the partitions whose first weights this rank brings, where the worker's start the table.
+        sums: flat gradients are summed in place with those of other ranks.
     """
+
+    sums = True
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class GradientReduce:
         partitions: Sequence[Partition],
         pieces: Sequence[int],
         lent: Lent | None = None,
+        owners: Sequence[int] | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -78,26 +84,25 @@ class GradientReduce:
             partitions: of the table.
             pieces: how many parameters' pieces each of them has.
             lent: the flat gradients of the other ranks, read where they lie; None: they are sent.
+            owners: by partition, its owner rank; None: as `owners_of` shares them out.
         """
         self._lent = lent
         self._channel = channel
         self._ending = ending
+        self._header = StepHeader(channel, ending, table)
         self._table = table
         self._gradients = gradients
         self._partitions = partitions
         self._pieces = pieces
         self._rank, self._size = channel.ranks.rank, channel.ranks.size
         sizes_bytes = [it.numel * gradients[it.bucket].element_size() for it in partitions]
-        self._owners = owners_of(sizes_bytes, self._size)
+        self._owners = owners_of(sizes_bytes, self._size) if owners is None else owners
         self.owned = [index for index, owner in enumerate(self._owners) if owner == self._rank]
+        self.brings = list(range(len(partitions))) if channel.ranks.leads else []
         self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
         for partition in partitions:
             self._of_bucket[partition.bucket].append(partition)
-        self._step = -1
-        self._there: list[int] = []  # ranks that have a gradient in this step
-        self._weight = 1.0
         self._reduced: set[int] = set()  # buckets of this step
-        self._mine = False  # this rank has one
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}
 
     # -- gradients -------------------------------------------------------------------------------------
@@ -117,33 +122,20 @@ class GradientReduce:
 
     def abstain(self, step: int) -> list[Reduced]:
         """This rank has nothing in this step; what the others have of what it owns."""
-        if self._step == step:
-            if self._mine and len(self._reduced) < len(self._gradients):
+        if self._header.step == step:
+            if self._header.mine and len(self._reduced) < len(self._gradients):
                 raise self._channel.broken(
                     f"step {step} of rank {self._rank} was broken off, of which a part had left"
                 )
             return []
         self._begin(step, there=False, weight=0.0, hyper=0)
-        if not self._there:
+        if not self._header.there:
             return []
         return [self._reduce(bucket, None) for bucket in range(len(self._gradients))]
 
     def _begin(self, step: int, *, there: bool, weight: float, hyper: int) -> None:
-        """Every rank says whether it has a gradient in this step, and whether it is asked to end."""
-        if step == self._step:
-            return
-        mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
-        said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
-        self._step, self._mine = step, there
-        self._reduced.clear()
-        self._there = [rank for rank, one in enumerate(said) if one.get("there")]
-        if len({said[rank].get("hyper") for rank in self._there}) > 1:
-            raise self._channel.broken(
-                f"param_groups differ between ranks at step {step} of table {self._table}; schedulers "
-                "must do the same on all ranks"
-            )
-        self._weight = next((float(said[rank]["weight"]) for rank in self._there), 0.0)
-        self._ending.heard(any(one.get("ends") for one in said))
+        if self._header.begin(step, there=there, weight=weight, hyper=hyper):
+            self._reduced.clear()
 
     def _reduce(self, bucket: int, present: Present | None) -> Reduced:
         """The mean of what this rank owns of a bucket; `present` is this rank's, None: it has no gradient."""
@@ -151,7 +143,7 @@ class GradientReduce:
         union = self._union(bucket, present)
         parts = self._of_bucket[bucket]
         own = [it for it in parts if self._owners[it.index] == self._rank]
-        others = [rank for rank in self._there if rank != self._rank]
+        others = [rank for rank in self._header.there if rank != self._rank]
         lent = self._lent
         if lent is not None:
             received = {(rank, it.index): _part(lent[rank], it) for rank in others for it in own}
@@ -159,15 +151,15 @@ class GradientReduce:
             received = {(rank, it.index): self._buffer(rank, it) for rank in others for it in own}
             sends = [
                 (self._owners[it.index], self._gradient(it))
-                for it in (parts if self._mine else ())
+                for it in (parts if self._header.mine else ())
                 if self._owners[it.index] != self._rank
             ]
             self._channel.swap(sends, [(rank, buffer) for (rank, _), buffer in received.items()])
         for it in own:
-            self._mean(it, [received.get((rank, it.index)) for rank in self._there])
+            self._mean(it, [received.get((rank, it.index)) for rank in self._header.there])
         return Reduced(
             partitions=[it.index for it in own],
-            weight=self._weight,
+            weight=self._header.weight,
             present=[there for it, there in zip(parts, union, strict=True) if it in own],
         )
 
@@ -189,10 +181,10 @@ class GradientReduce:
     def _union(self, bucket: int, present: Present | None) -> list[list[bool]]:
         """By partition of a bucket, which pieces have a gradient on any rank."""
         mine = None if present is None else [list(map(int, it)) for it in present]
-        name = f"step {self._step} of table {self._table}, bucket {bucket}"
+        name = f"step {self._header.step} of table {self._table}, bucket {bucket}"
         said = self._channel.share(name, {"present": mine})
         union: list[list[bool]] | None = None
-        for rank in self._there:
+        for rank in self._header.there:
             theirs = self._checked(bucket, rank, said[rank].fields.get("present"))
             union = theirs if union is None else [[*map(or_, *it)] for it in zip(union, theirs, strict=True)]
         assert union is not None
@@ -217,6 +209,12 @@ class GradientReduce:
         return kept[: like.nbytes].view(like.dtype)
 
     # -- weights ---------------------------------------------------------------------------------------
+
+    def bring(self, weights: Sequence[torch.Tensor]) -> None:
+        """See `RankTraffic`: the leader has all first weights."""
+
+    def brought(self) -> None:
+        """See `RankTraffic`."""
 
     @trace.traced("spread weights")
     def spread(

@@ -9,25 +9,32 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
-from ps_wire.errors import ConfigurationRefused, GroupBroken
+from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
-from ps_wire.spec.plan import Partition
+from ps_wire.spec.plan import Partition, Plan
+from ps_worker.group import bounded_group
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
 from ps_worker.group.rendezvous import Met
+from ps_worker.group.stage_traffic import StageTable, StageTraffic
 from ps_worker.group.watch import Watch
 
 CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
 INTERFACE = "GLOO_SOCKET_IFNAME"
 SHM, GLOO = "shm", "gloo"  # ways in which ranks reduce their gradients
+
+Traffic: TypeAlias = Callable[
+    [FlatGradients, Sequence[Partition], Sequence[int]], GradientReduce | StageTraffic
+]
 
 
 class Group:
@@ -38,7 +45,9 @@ class Group:
         channel: to the others.
         ending: whether all are to end after a step.
         how: gradients are reduced, in a word: `REDUCES` has what chooses it.
+        hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
         torch_group: a process group of torch's with these ranks, for scripts; None: the script has others.
+        stages: another one, over which the stages of a pipeline send; None: this is no pipeline.
     """
 
     def __init__(
@@ -50,6 +59,8 @@ class Group:
         reduce: str,
         asked: Callable[[], bool],
         torch_group: dist.ProcessGroup | None = None,
+        pipeline: bool = False,
+        hosts_shards: bool = False,
     ) -> None:
         """Connects to the other ranks, and waits until they have.
 
@@ -60,21 +71,27 @@ class Group:
             reduce: a row of `REDUCES`, or one that forces what it names.
             asked: whether this process was told to end.
             torch_group: that the script has made of these ranks.
+            pipeline: the ranks are the stages of a pipeline, and reduce nothing.
+            hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
 
         Raises:
             GroupBroken: a rank has gone meanwhile.
             ConfigurationRefused: the way to reduce that is wanted is not there; on all ranks.
+            UsageError: stages cannot send over the process groups that the script has made.
         """
         self.ranks = ranks
         self.ending = Ending(asked)
         self._reduce = reduce
+        self.hosts_shards = hosts_shards
         self._abort = Abort()
         self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
         self._made: dist.ProcessGroup | None = None
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
-            self._wires = _gloo(met.store, ranks)
+            self._wires = _gloo("ranks", met.store, ranks)
             self.torch_group = torch_group or self._make_torch_group(met.store)
+            self.stages = self._make_stages() if pipeline else None
+            self._stage_wires = _gloo("stages", met.store, ranks) if pipeline else None
         except RuntimeError as error:
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
@@ -88,9 +105,30 @@ class Group:
             look=self._watch.check_answered,
         )
         self._watch.start()
-        self.how = REDUCES[reduce](self.channel)
+        if self.stages is not None and self._stage_wires is not None:
+            self.stages.attach(self._stage_wires, self.channel)
+        self.how = GLOO if pipeline else REDUCES[reduce](self.channel)
 
-    def reducer(
+    def traffic(self, table: int, plan: Plan, stage: StageTable | None) -> Traffic:
+        """The way of one table between ranks: all have all of it, or each a stage of a pipeline.
+
+        Args:
+            table: its number.
+            plan: how it is cut.
+            stage: what this rank holds of it; None: all of it.
+
+        Returns:
+            Makes it, of flat gradients, partitions, and the number of pieces in each. All ranks call it.
+        """
+        if stage is None:
+            return partial(self._reducer, table)
+
+        def make(gradients: FlatGradients, *_: object) -> StageTraffic:
+            return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage)
+
+        return make
+
+    def _reducer(
         self,
         table: int,
         gradients: FlatGradients,
@@ -107,7 +145,10 @@ class Group:
             raise ConfigurationRefused(
                 f"table {table}: a rank has no memory that the others can map (--group-reduce {SHM})"
             )
-        return GradientReduce(self.channel, self.ending, table, gradients.tensors, partitions, pieces, lent)
+        owners = [it.shard for it in partitions] if self.hosts_shards else None
+        return GradientReduce(
+            self.channel, self.ending, table, gradients.tensors, partitions, pieces, lent, owners
+        )
 
     def when_broken(self, told: Callable[[GroupBroken], None]) -> None:
         """See `Abort.when_set`: for who waits for something else than other ranks."""
@@ -152,6 +193,17 @@ class Group:
         self._made = dist.group.WORLD
         return self._made
 
+    def _make_stages(self) -> bounded_group.BoundedGroup:
+        if self.torch_group is None or dist.get_world_size() != self.ranks.size:
+            raise UsageError(
+                f"a pipeline of {self.ranks.size} stages sends over torch's default process group, and the "
+                f"script has made one of {dist.get_world_size()} ranks: connect before, or leave it out"
+            )
+        bounded_group.register()
+        made: Any = dist.new_group(backend=bounded_group.BACKEND)
+        stages: bounded_group.BoundedGroup = made
+        return stages
+
 
 def _forced(channel: Channel) -> str:
     if not can_lend(channel):
@@ -170,10 +222,10 @@ REDUCES: Mapping[str, Callable[[Channel], str]] = {
 }
 
 
-def _gloo(store: Store, ranks: Ranks) -> Wires:
+def _gloo(name: str, store: Store, ranks: Ranks) -> Wires:
     with _on_loopback():
         made: Any = ProcessGroupGloo(
-            PrefixStore("ranks", store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
+            PrefixStore(name, store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
         )
     wires: Wires = made
     return wires

@@ -22,6 +22,7 @@ from ps_worker.exchange.exchanges import Exchanges
 from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.group.channel import Said
 from ps_worker.group.group import Group
+from ps_worker.group.stage_traffic import StageTable
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
@@ -155,6 +156,7 @@ class JobLink:
         *,
         strict: bool = False,
         pulls: bool = False,
+        stage: StageTable | None = None,
     ) -> tuple[Exchange, int]:
         """Makes a table and waits until it has started; then its weights, and `extras`, are the job's.
 
@@ -168,6 +170,7 @@ class JobLink:
                 are used.
             strict: a step that takes other hyper-parameters than this worker's is an error here.
             pulls: each step's weights are pulled and shown before the next push, so they need not be copied.
+            stage: what this process holds of the table, in a pipeline; None: all of it.
 
         Returns:
             The exchange, with the job's weights, and this worker's first step.
@@ -177,7 +180,7 @@ class JobLink:
         """
         while True:
             try:
-                return self.start.start(spec, values, extras, states, strict=strict, pulls=pulls)
+                return self.start.start(spec, values, extras, states, strict=strict, pulls=pulls, stage=stage)
             except Evicted as error:
                 self.start.give_up(spec.number)
                 self.rejoiner.refused(error)

@@ -81,7 +81,7 @@ class Seat(Protocol):
     def make_table(self, spec: TableSpec) -> None:
         """See `Membership`."""
 
-    def wait_made(self, table: int) -> bool:
+    def wait_made(self, table: int) -> pb.TableMade:
         """See `Membership`."""
 
     def uploaded(self, table: int) -> None:

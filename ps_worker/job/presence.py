@@ -138,7 +138,10 @@ class Presence:
             connection.quiet()
         if self._group is not None and self._group.healthy:  # no rank shows weights that others may write
             self._group.leave()
-        membership.leave(reason, clocks)
+        if self._group is not None and self._group.hosts_shards and not self._group.healthy:
+            self._now.membership.abandon()  # the job ends with its servers: nobody is there to be told
+        else:
+            membership.leave(reason, clocks)
         for connection in self.connections:
             connection.close()
         self.service.close()

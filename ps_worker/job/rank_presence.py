@@ -168,7 +168,7 @@ def joined_by(group: Group, join: Callable[[], pb.Joined] | None) -> Said:
     def ask(_: list[Said]) -> Said:
         assert join is not None
         joined = join()
-        if joined.rolled_back:
+        if joined.rolled_back and group.stages is None:
             raise UsageError(
                 "the job goes on from a snapshot, and snapshots hold nothing of the ranks of a group: let "
                 "workers without groups go on with it, or drop the job and begin anew"

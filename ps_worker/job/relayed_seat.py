@@ -70,29 +70,26 @@ class RelayedSeat:
         own = table_to_proto(spec).SerializeToString()
         self._channel.relay(f"wrap() of table {spec.number}", make, Said({}, own))
 
-    def wait_made(self, table: int) -> bool:
-        """See `Seat`; weights that start a table are the leader's."""
+    def wait_made(self, table: int) -> pb.TableMade:
+        """See `Seat`; all ranks hear whether the worker's weights start it."""
         real = self._real
 
         def wait(_: list[Said]) -> Said:
             assert real is not None
-            return Said({"upload": real.wait_made(table)})
+            return Said({}, real.wait_made(table).SerializeToString())
 
-        said = self._channel.relay(f"table {table}, which is made", wait)
-        return real is not None and bool(said.fields["upload"])
+        return pb.TableMade.FromString(self._channel.relay(f"table {table}, which is made", wait).blob)
 
     def wait_started(self, table: int) -> int | None:
-        """See `Seat`; the leader may have to bring its weights first, while the others wait."""
+        """See `Seat`; all ranks hear where the worker has to bring its weights first."""
         real = self._real
 
         def wait(_: list[Said]) -> Said:
             assert real is not None
             return Said({"step": real.wait_started(table)})
 
-        while True:
-            step: int | None = self._channel.relay(f"table {table}, which starts", wait).fields["step"]
-            if step is not None or real is not None:
-                return step
+        step: int | None = self._channel.relay(f"table {table}, which starts", wait).fields["step"]
+        return step
 
     def finish(self, upload_final: Callable[[], bytes]) -> bool:
         """See `Seat`."""

@@ -84,12 +84,15 @@ class Resumption:
         return self.state
 
     def find(self) -> Found:
-        """Where the job is, for a worker that has joined again and has entered no table yet."""
+        """Where the job is, for a worker that has joined again and has entered no table yet.
+
+        One that joined after the snapshot asks, and one that has asked before: the job may have gone on.
+        """
         joined = self._presence.joined
         found = Found(state={}, clocks={}, saved=False)
         if joined.rolled_back and (saved := self._presence.calls.saved()):
             found = Found(state=saved, clocks={}, saved=True)
-        elif (self._side or self._listener.has_data()) and not joined.ended:  # it joined after the snapshot
+        elif (self._side or self._listener.has_data() or self.state) and not joined.ended:
             state, clocks = self._presence.calls.position(live=not joined.rolled_back)
             found = Found(state=state, clocks=clocks, saved=False)
         self.state = found.state

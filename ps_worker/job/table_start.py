@@ -6,6 +6,7 @@ It must not know how a worker joins again that was evicted meanwhile. Used by th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from ps_wire.spec.table import TableSpec
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.group.group import SHM, Group
+from ps_worker.group.stage_traffic import StageTable
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.job.resumption import Resumption
@@ -30,6 +32,15 @@ from ps_worker.model.extras import ModelExtras
 from ps_worker.settings import Settings
 
 WORTH_MAPPING_BYTES = 8 << 10  # a parameter, on average: to show it elsewhere takes 1 us, as copying so much
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The newest table: as this worker has asked for it, and as the job cuts it."""
+
+    asked: TableSpec
+    cut: TableSpec
+    exchange: Exchange
 
 
 class TableStart:
@@ -72,7 +83,7 @@ class TableStart:
         self._optimizer_state = optimizer_state
         self._say = say
         self._traffic = traffic
-        self._newest: tuple[TableSpec, Exchange] | None = None
+        self._newest: _Made | None = None
         self._filled: set[int] = set()  # tables whose exchange has this worker's weights
         self._uploaded: set[int] = set()
         self._lends = group is not None and group.how == SHM
@@ -92,6 +103,7 @@ class TableStart:
         *,
         strict: bool,
         pulls: bool,
+        stage: StageTable | None = None,
     ) -> tuple[Exchange, int]:
         """See `JobLink.start_table`; where the worker was evicted, `give_up` comes next.
 
@@ -103,14 +115,16 @@ class TableStart:
         live: Mapping[str, torch.Tensor] = {}
         if presence.resumed and extras is not None:
             live = self._resumption.first(live=not self.begun)  # before a table is entered: then none waits
-        exchange = self._made_again(spec)
-        if exchange is None:
+        maps = pulls and all(value.is_cpu or value.is_meta for value in values)
+        found = self._made_again(spec)
+        if found is None:
             presence.membership.make_table(spec)
-            maps = pulls and all(value.is_cpu for value in values)
-            exchange = self._exchange(spec, strict=strict, pulls=maps)  # while the shards open it
-            exchange.connect(presence.connections)
-            self._newest = spec, exchange
-        upload = presence.membership.wait_made(spec.number)
+            found = self._make(spec, spec, strict=strict, pulls=maps, stage=stage)  # while the shards open it
+        made = presence.membership.wait_made(spec.number)
+        if found.cut.stages != tuple(made.stages):  # the job's first worker has cut it elsewhere
+            cut = replace(spec, stages=tuple(made.stages))
+            found = self._make(spec, cut, strict=strict, pulls=maps, stage=stage)
+        exchange, upload = found.exchange, made.upload
         presence.exchanges.add(exchange)
         exchange.sharing.share()
         if extras is not None:
@@ -118,7 +132,7 @@ class TableStart:
         step = None
         while step is None:
             if upload:
-                if spec.number not in self._uploaded:
+                if spec.number not in self._uploaded and (self._settings.ranks.leads or stage is not None):
                     self._upload(exchange, values, states)
                 presence.membership.uploaded(spec.number)
             step = presence.membership.wait_started(spec.number)
@@ -127,7 +141,7 @@ class TableStart:
         if extras and (not upload or self._group is not None):  # its other ranks take them up
             kept = of_table(live, spec.number) or presence.calls.kept(spec.number)
             model_table.copy_into(kept, extras.tensors())
-        self.begun = [*self.begun[: spec.number], spec]
+        self.begun = [*self.begun[: spec.number], found.cut]
         return exchange, step
 
     def give_up(self, table: int) -> None:
@@ -156,7 +170,7 @@ class TableStart:
             exchange = self._presence.exchanges[spec.number]
             membership = self._presence.membership
             membership.make_table(spec)
-            upload = membership.wait_made(spec.number)
+            upload = membership.wait_made(spec.number).upload
             step = None
             if not upload:
                 exchange.sharing.share()
@@ -174,7 +188,15 @@ class TableStart:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool) -> Exchange:
+    def _make(
+        self, spec: TableSpec, cut: TableSpec, *, strict: bool, pulls: bool, stage: StageTable | None
+    ) -> _Made:
+        exchange = self._exchange(cut, strict=strict, pulls=pulls, stage=stage)
+        exchange.connect(self._presence.connections)
+        self._newest = _Made(spec, cut, exchange)
+        return self._newest
+
+    def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool, stage: StageTable | None) -> Exchange:
         """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
         plan = Plan(spec, self._presence.num_shards)
         make = partial(
@@ -191,7 +213,7 @@ class TableStart:
             bounded=self._settings.consistency.bounded,
             decided=getattr(self._settings.consistency, "backup", 0) > 0 or spec.clip_grad_norm is not None,
             traffic=self._traffic,
-            ranks=None if self._group is None else partial(self._group.reducer, spec.number),
+            ranks=None if self._group is None else self._group.traffic(spec.number, plan, stage),
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls), lends=self._lends)
@@ -213,33 +235,34 @@ class TableStart:
             return Sharing.MAPPED
         return Sharing.COPIED
 
-    def _made_again(self, spec: TableSpec) -> Exchange | None:
-        """The exchange of this table, if a start of it was interrupted."""
-        if self._newest is None or self._newest[0].number != spec.number:
+    def _made_again(self, spec: TableSpec) -> _Made | None:
+        """This table, if a start of it was interrupted."""
+        if self._newest is None or self._newest.asked.number != spec.number:
             return None
-        made, exchange = self._newest
-        if made != spec:
+        if self._newest.asked != spec:
             raise UsageError(
                 f"a call that was interrupted has made table {spec.number} of other parameters, optimizer or "
                 "options: make it as it was, or leave the job and connect again"
             )
-        return exchange
+        return self._newest
 
     def _upload(
         self, exchange: Exchange, values: Iterable[torch.Tensor], states: Sequence[Mapping[str, Any]]
     ) -> None:
         number = exchange.number
+        staging = exchange.memory.staging.views
+        mine = [(view, value) for view, value in zip(staging, values, strict=True) if not value.is_meta]
         if number not in self._filled:
             with torch.no_grad():
-                torch._foreach_copy_(exchange.memory.staging.views, list(values))
+                torch._foreach_copy_([view for view, _ in mine], [value for _, value in mine])
             self._filled.add(number)
         exchange.load()
-        exchange.in_flight.wait_acked()
-        exchange.memory.staged()
-        if any(states):
-            exchange.in_flight.wait_acked()
-            self._optimizer_state.load(number, exchange.plan, states)
-        self._presence.calls.put_state(f"start/{number}", self._side.pack_start(number))
+        exchange.memory.staged(exchange.brings, [view for view, _ in mine])
+        if self._settings.ranks.leads:
+            if any(states):
+                exchange.in_flight.wait_acked()
+                self._optimizer_state.load(number, exchange.plan, states)
+            self._presence.calls.put_state(f"start/{number}", self._side.pack_start(number))
         self._uploaded.add(number)
 
 

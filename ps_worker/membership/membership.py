@@ -85,7 +85,7 @@ class Membership:
         self._log = log
         self._changed = threading.Condition()
         self._replies: dict[str, Any] = {}
-        self._made: dict[int, bool] = {}
+        self._made: dict[int, pb.TableMade] = {}
         self._started: dict[int, int] = {}
         self._waiting_for = ""
         self._waiting = False
@@ -163,8 +163,8 @@ class Membership:
         self._send(make_table=pb.MakeTable(table=table_to_proto(spec)))
 
     @waits("a table to be made")
-    def wait_made(self, table: int) -> bool:
-        """Waits until the shards have a table; returns whether this worker's weights start it.
+    def wait_made(self, table: int) -> pb.TableMade:
+        """Waits until the shards have a table: whether this worker's weights start it, and how it is cut.
 
         Raises:
             StartLimitExceeded: naming who was missing.
@@ -187,12 +187,15 @@ class Membership:
             StartLimitExceeded: naming who was missing.
             ConnectionLost: a shard is gone for longer than the retry limit.
         """
-        asked = self._made.get(table, False)
+        asked = self._uploads(table)
         self._wait_for(
-            lambda: table in self._started or self._made.get(table, False) != asked,
+            lambda: table in self._started or self._uploads(table) != asked,
             self._settings.start_limit_s,
         )
         return self._started.get(table)
+
+    def _uploads(self, table: int) -> bool:
+        return table in self._made and self._made[table].upload
 
     # -- state outside tables --------------------------------------------------------------------------
 
@@ -300,7 +303,7 @@ class Membership:
         with self._changed:
             match kind:
                 case "table_made":
-                    self._made[reply.table_made.table] = reply.table_made.upload
+                    self._made[reply.table_made.table] = reply.table_made
                 case "table_started":
                     self._started[reply.table_started.table] = reply.table_started.step
                 case "waiting" if reply.waiting.whom != self._waiting_for:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+
+import torch
 
 from ps_wire.errors import FrameMalformed, WeightsChanged
 from ps_wire.frames.buffer import as_tensor
@@ -145,11 +147,16 @@ class TableMemory:
         """Where the first weights are put, on their way to the shards."""
         return self.gradients if self._halves else self.weights
 
-    def staged(self) -> None:
-        """The first weights are on the shards."""
+    def staged(self, partitions: Iterable[Partition], views: Iterable[torch.Tensor]) -> None:
+        """The first weights are on the shards: where they were staged there are zeros again.
+
+        Args:
+            partitions: that this process has loaded.
+            views: of staging memory that it has written.
+        """
         if self._halves:
-            for tensor in self.gradients.tensors:
-                tensor.zero_()
+            for written in (*map(self.gradients.partition, partitions), *views):
+                written.zero_()
 
     # -- mapped ----------------------------------------------------------------------------------------
 

@@ -86,6 +86,7 @@ def table_of(
     buckets: BucketOptions,
     masters: Mapping[torch.dtype, torch.dtype] | None = None,
     clip_grad_norm: float | None = None,
+    stages: tuple[int, ...] | None = None,
 ) -> TableSpec:
     """The description that servers and other workers get.
 
@@ -97,6 +98,7 @@ def table_of(
         buckets: sizes.
         masters: the dtypes that servers hold in place of others.
         clip_grad_norm: the largest norm of a step's mean gradient.
+        stages: of a pipeline, by parameter; those of other stages have no values here. None: it is none.
 
     Raises:
         ParameterUnsupported: a parameter is sparse, complex, lazy, without values or of a dtype that servers
@@ -115,7 +117,7 @@ def table_of(
             raise ParameterUnsupported(f"parameter {name!r} is lazy: run the model once before wrap")
         if parameter.layout is not torch.strided:
             raise ParameterUnsupported(f"parameter {name!r} is {parameter.layout}: tables are dense")
-        if parameter.is_meta:
+        if parameter.is_meta and stages is None:
             raise ParameterUnsupported(f"parameter {name!r} {NO_VALUES}")
         if parameter.is_complex():
             raise ParameterUnsupported(
@@ -129,7 +131,7 @@ def table_of(
                 shape=tuple(parameter.shape),
                 dtype=str(dtype).removeprefix("torch."),
                 group=group_of[id(parameter)],
-                device=devices.setdefault(parameter.device, len(devices)),
+                device=devices.setdefault(parameter.device, len(devices)) if stages is None else 0,
                 stride=stride_of(parameter),
             )
         )
@@ -139,6 +141,7 @@ def table_of(
         optimizer=optimizer,
         buckets=buckets,
         clip_grad_norm=clip_grad_norm,
+        stages=stages if stages and any(stages) else (),
     )
 
 
@@ -150,6 +153,7 @@ def model_table(
     *,
     buckets: BucketOptions,
     clip_grad_norm: float | None = None,
+    stages: tuple[int, ...] | None = None,
 ) -> TableSpec:
     """The table of a model's parameters under its optimizer. Raises what `table_of` and `spec_of` raise."""
     group_of = {id(parameter): index for index, group in enumerate(groups) for parameter in group["params"]}
@@ -161,6 +165,7 @@ def model_table(
         buckets=buckets,
         masters=MASTERS,
         clip_grad_norm=clip_grad_norm,
+        stages=stages,
     )
 
 

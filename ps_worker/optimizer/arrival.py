@@ -73,11 +73,14 @@ class Arrival:
     def add(self, started: StartedTable) -> None:
         """One more table, whose weights are here: parameters show them."""
         exchange, parameters = started.exchange, started.parameters
-        weights = ShownWeights(exchange.memory, parameters)
         indices: list[set[int]] = [set() for _ in parameters]
         for partition in exchange.partitions:
             for piece in exchange.plan.placements(partition):
                 indices[piece.parameter].add(partition.index)
+        pairs = zip(parameters.values(), indices, strict=True)
+        shown = set().union(*(of for parameter, of in pairs if not parameter.is_meta))
+        partitions = [it for it in exchange.partitions if it.index in shown]
+        weights = ShownWeights(exchange.memory, parameters, partitions)
         table = _Table(
             exchange,
             weights,

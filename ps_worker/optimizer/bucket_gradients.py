@@ -222,7 +222,7 @@ class BucketGradients:
             except RuntimeError:
                 self._check_all(gradients)
                 raise
-            if unscale is not None:
+            if unscale is not None and there:
                 self.ticket.synchronize()
                 unscale(self._exchange.gradients.tensors[self.bucket.index])
         self._sent, self._sent_there = gradients, there

@@ -226,7 +226,10 @@ class Sender:
     def _abstain(self, *, overflow: bool) -> None:
         if not self.abstained and not overflow:
             step = self.tables[0].step
-            self._host.say(f"step {step} has no gradient: this worker abstains (said once)")
+            self._host.say(
+                f"step {step} has no gradient: this worker abstains (said once). If that is not meant: is "
+                "the model that the loss is computed with the one that was wrapped?"
+            )
         self.abstained += 1
         self._first.weigh()  # the samples of this step weigh in no other
         self.abstain_rest()

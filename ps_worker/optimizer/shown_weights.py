@@ -21,7 +21,7 @@ Who may write when is `wrapped`'s affair; see docs/architecture.md, region owner
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import torch
@@ -42,17 +42,33 @@ _numel_of = torch.Tensor.numel
 class ShownWeights:
     """The weights that a table's parameters show. Used by the thread that trains, but to copy a window."""
 
-    def __init__(self, memory: TableMemory, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Makes the parameters show the flat weights of the version that came last."""
+    def __init__(
+        self,
+        memory: TableMemory,
+        parameters: Mapping[str, torch.nn.Parameter],
+        partitions: Sequence[Partition],
+    ) -> None:
+        """Makes the parameters show the flat weights of the version that came last.
+
+        Args:
+            memory: of the table.
+            parameters: of the table, by name; those of other stages of a pipeline, which have no values here,
+                show none.
+            partitions: in which the others lie.
+        """
         self._memory = memory
+        self._partitions = partitions
+        self._numbers = [index for index, it in enumerate(parameters.values()) if not it.is_meta]
+        self._place_of = {number: index for index, number in enumerate(self._numbers)}
         self._flat = flat = memory.weights
         self._twins: dict[int, list[torch.Tensor]] = {}  # by flat weights: what parameters show of them
         self._addresses: list[list[int]] = []  # of all twins
-        self._names = list(parameters)
-        self._parameters = list(parameters.values())
+        names, every = list(parameters), list(parameters.values())
+        self._names = [names[number] for number in self._numbers]
+        self._parameters = [every[number] for number in self._numbers]
         self._copied: set[int] = set()
         self._dtypes = [parameter.dtype for parameter in self._parameters]
-        self._numels = [view.numel() for view in flat.views]
+        self._numels = [view.numel() for view in self._views_of(flat)]
         self._pointers: list[int] = []
         self._versions: list[int] = []
         self._turn = 0
@@ -65,12 +81,16 @@ class ShownWeights:
         self._window = torch.empty(0, device="cpu")
         self._window_of = -1  # its partition
         self._kept = torch.empty(0, device="cpu")
-        for index, (parameter, view) in enumerate(zip(self._parameters, flat.views, strict=True)):
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views_of(flat), strict=True)):
             if not (parameter.is_cpu and parameter.dtype is view.dtype):
                 self._copied.add(index)
         self._memory.watch(self._keep_window)
         self._show(flat)
         self.refresh()
+
+    def _views_of(self, flat: FlatBuckets) -> list[torch.Tensor]:
+        """The views of flat weights that these parameters show."""
+        return [flat.views[number] for number in self._numbers]
 
     def _show(self, flat: FlatBuckets, indices: Iterable[int] | None = None) -> None:
         """Parameters (default: all) that lie in flat weights lie in these from now on."""
@@ -84,7 +104,7 @@ class ShownWeights:
     def _twins_of(self, flat: FlatBuckets) -> list[torch.Tensor]:
         twins = self._twins.get(id(flat))
         if twins is None:
-            twins = self._twins[id(flat)] = list(map(twin, flat.views))
+            twins = self._twins[id(flat)] = list(map(twin, self._views_of(flat)))
             self._addresses.append(list(map(_pointer_of, twins)))  # now: `share_memory()` moves a twin along
         return twins
 
@@ -150,7 +170,7 @@ class ShownWeights:
         Raises:
             ParameterUnsupported: as `refresh`.
         """
-        mine = [index for index in indices if index in self._pending]
+        mine = [it for it in map(self._place_of.get, indices) if it is not None and it in self._pending]
         if not mine:
             return
         self._note_touched(mine)
@@ -181,15 +201,15 @@ class ShownWeights:
 
     def names_of(self, indices: Iterable[int]) -> list[str]:
         """The names of parameters of the table, by index."""
-        return [self._names[index] for index in indices]
+        return [self._names[self._place_of[index]] for index in indices]
 
     @property
     def pending(self) -> frozenset[int]:
         """The indices of parameters that do not show the weights that were asked for."""
-        return frozenset(self._pending)
+        return frozenset(self._numbers[index] for index in self._pending)
 
     def _fill(self, indices: list[int], flat: FlatBuckets | None = None) -> None:
-        views = (flat or self._flat).views
+        views = self._views_of(flat or self._flat)
         by_device: dict[torch.device, list[int]] = {}
         for index in indices:
             by_device.setdefault(self._parameters[index].device, []).append(index)
@@ -244,8 +264,9 @@ class ShownWeights:
 
     def _follow(self, *, arrived: bool) -> None:
         """Copies from now on to where parameters lie; `arrived`: they cannot have the newest values."""
+        views = self._views_of(self._flat)
         for index, (name, pointer) in enumerate(zip(self._names, self._pointers, strict=True)):
-            parameter, view = self._parameters[index], self._flat.views[index]
+            parameter, view = self._parameters[index], views[index]
             known = {pointer, *[addresses[index] for addresses in self._addresses]}
             if parameter.data_ptr() in known and parameter.shape == view.shape:
                 continue
@@ -270,12 +291,12 @@ class ShownWeights:
     def _next_window(self) -> None:
         """Keeps the bytes of another part of the flat weights."""
         self._turn += 1
-        if self._memory.mapped or not self._memory.partitions:
+        if self._memory.mapped or not self._partitions:
             return
-        partition = self._memory.partitions[self._turn % len(self._memory.partitions)]
+        partition = self._partitions[self._turn % len(self._partitions)]
         flat = self._memory.weights.partition(partition)
         windows = -(-flat.numel() // WINDOW_ELEMENTS)
-        start = self._turn // len(self._memory.partitions) % windows * WINDOW_ELEMENTS
+        start = self._turn // len(self._partitions) % windows * WINDOW_ELEMENTS
         integers = torch.int32 if flat.element_size() == 4 else torch.int64  # a NaN is like a NaN
         self._window = flat.view(integers)[start : start + WINDOW_ELEMENTS]
         self._kept = self._window.clone()

@@ -8,14 +8,19 @@ from __future__ import annotations
 import logging
 import sys
 
+from ps_wire.process.log_level import from_environment
 from ps_wire.text import one_line
 
 
 def show(logger: logging.Logger) -> None:
-    """Has the logger's lines shown, unless the script has given it, or the root logger, a handler."""
+    """Has the logger's lines shown, unless the script has given it, or the root logger, a handler.
+
+    Raises:
+        UsageError: PS_LOG_LEVEL names no level.
+    """
     if not logger.handlers and not logging.getLogger().handlers:
         logger.addHandler(_Terminal())
-        logger.setLevel(logging.INFO)
+        logger.setLevel(from_environment().number)
 
 
 class _Terminal(logging.Handler):

@@ -1,80 +1,108 @@
 """Ranks as child processes of one command, each told by its environment which rank it is.
 
-A rank that ends badly ends nothing here: its group hears of it by itself, and other groups go on. All end
-with the command, also where that is killed. It must not know jobs.
+They are forked by the command, which has imported torch and what a worker needs, and has neither a thread of
+Python's nor a connection by then; or each is an interpreter of its own. A rank that ends badly ends nothing
+here: its group hears of it by itself, and other groups go on. All end with the command, also where that is
+killed. It must not know jobs.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import queue
 import signal
-import subprocess
-from collections.abc import Mapping, Sequence
-from functools import partial
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from ps_wire.errors import ConfigurationRefused
-from ps_wire.process import watched
-from ps_wire.process.die_with_parent import tied
+from ps_wire.process.die_with_parent import die_with
+from ps_wire.process.forking import begin_child, preload
 
-logger = logging.getLogger("ps_worker")
-
+CAN_FORK = sys.platform == "linux"  # elsewhere a fork without exec is not safe
 SIGNALLED = 128  # and the signal's number: how a shell says that one has ended a process
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
-def run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Runs a command once for each environment, and waits until all have ended.
+def run(
+    environments: Sequence[Mapping[str, str]],
+    command: Sequence[str] = (),
+    *,
+    started: Callable[[], object] = lambda: None,
+) -> int | None:
+    """Starts a process for each environment, and waits until all have ended.
 
     SIGTERM goes on to all that run. Ctrl-C reaches them from the terminal. To be called in the main thread.
 
     Args:
-        command: of each.
         environments: added to this process's.
+        command: what each becomes; empty: each goes on as this process would, from here.
+        started: called when all are there; what it gives is kept until all have ended.
 
     Returns:
-        The exit code of the one that failed first; 0: none did.
+        The exit code of the one that failed first; 0: none did. None: this is one of them.
 
     Raises:
         ConfigurationRefused: the system starts no further process; those that it has started have ended.
     """
-    children: list[subprocess.Popen[bytes]] = []
+    threads = 0 if command else preload(())
+    running: set[int] = set()
 
     def forward(number: int, _: FrameType | None) -> None:
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
+        for pid in running:
+            os.kill(pid, number)
 
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, lambda *_: None)
-    for added in environments:
-        try:
-            child = subprocess.Popen(tied(command), env={**os.environ, **added})  # noqa: S603 - as typed
-        except OSError as error:
-            _end(children)
-            raise ConfigurationRefused(
-                f"{len(children)} of {len(environments)} processes of --nproc were started, and were ended "
-                f"again: {error.strerror}; start fewer, or raise the limit of processes or memory"
-            ) from None
-        children.append(child)
-    failed = 0
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for child in children:
-        watched.thread("ps-child", partial(_wait, child, ended), log=logger).start()
-    for _ in children:
-        code = ended.get()
-        failed = failed or code
+    before = [signal.signal(signal.SIGTERM, forward), signal.signal(signal.SIGINT, lambda *_: None)]
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # what comes now comes when all are there
+    sys.stdout.flush()
+    sys.stderr.flush()
+    me = os.getpid()
+    try:
+        for added in environments:
+            pid = os.fork()
+            if pid == 0:
+                die_with(me)
+                for number, handler in zip(FORWARDED, before, strict=True):
+                    signal.signal(number, handler)
+                os.environ.update(added)
+                if command:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+                    os.execv(command[0], list(command))  # noqa: S606 - as typed
+                begin_child(threads)
+                return None
+            running.add(pid)
+    except OSError as error:
+        _end(running)
+        raise ConfigurationRefused(
+            f"{len(running)} of {len(environments)} processes of --nproc were started, and were ended "
+            f"again: {error.strerror}; start fewer, or raise the limit of processes or memory"
+        ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    kept = started()
+    failed = _wait(running)
+    del kept
     return failed
 
 
-def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    for child in children:
-        child.kill()  # it has joined nothing yet
-    for child in children:
-        child.wait()
+def _end(running: set[int]) -> None:
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)  # it has joined nothing yet
+    for pid in running:
+        os.waitpid(pid, 0)
 
 
-def _wait(child: subprocess.Popen[bytes], ended: queue.SimpleQueue[int]) -> None:
-    code = child.wait()
-    ended.put(SIGNALLED - code if code < 0 else code)
+def _wait(running: set[int]) -> int:
+    """Waits for all; each goes out before its number can be another process's, which a signal would meet."""
+    failed = 0
+    while running:
+        if hasattr(os, "waitid"):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            running.discard(ended.si_pid)
+            _, status = os.waitpid(ended.si_pid, 0)
+        else:
+            pid, status = os.wait()
+            running.discard(pid)
+        code = os.waitstatus_to_exitcode(status)
+        failed = failed or (SIGNALLED - code if code < 0 else code)
+    return failed

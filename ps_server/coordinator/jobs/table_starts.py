@@ -221,7 +221,8 @@ class TableStarts:
         upload = self._uploads(member, number)
         if upload:
             self.tables.records[number].ask(member)
-        return tell(member, table_made=pb.TableMade(table=number, upload=upload))
+        stages = self.tables.records[number].spec.stages
+        return tell(member, table_made=pb.TableMade(table=number, upload=upload, stages=stages))
 
     @staticmethod
     def _tell_started(member: Member, number: int, step: int = 0) -> ToMember:

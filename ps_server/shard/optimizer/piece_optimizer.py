@@ -121,7 +121,7 @@ def check(spec: OptimizerSpec) -> None:
 
 
 def warm_up() -> None:
-    """Makes torch import what its optimizers need (1.8 s, 75 MB), which the first job would wait for."""
+    """Makes torch import what its optimizers need, which the first job would wait for."""
     PieceOptimizer("SGD", (("lr", 0.1),), [torch.zeros(1)]).step([torch.zeros(1)], (("lr", 0.1),))
 
 

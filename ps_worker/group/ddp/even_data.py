@@ -14,7 +14,7 @@ class EvenDealer:
     """One share of each epoch, and nothing of others. A `Dealer`."""
 
     void = False
-    behind = False
+    behind = 0
 
     def __init__(self, worker: int, num_workers: int) -> None:
         """Of this worker among so many."""

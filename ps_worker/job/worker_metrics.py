@@ -6,18 +6,43 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ps_wire.metrics.families import WORKER
+from ps_worker.data.script_data import ScriptData
+from ps_worker.job.job_link import JobLink
 from ps_worker.settings import Settings
-from ps_worker.steps import Steps
 
 MOST_LOGGED = 64  # names, as many as the coordinator takes of a worker
+
+
+class _Abstaining(Protocol):
+    @property
+    def abstained(self) -> int: ...
+
+
+class _Counted(Protocol):
+    """The steps of the worker's script."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def optimizers(self) -> Sequence[_Abstaining]: ...
+    @property
+    def data(self) -> ScriptData: ...
+    @property
+    def link(self) -> JobLink: ...
 
 
 class WorkerMetrics:
     """The metrics of a worker."""
 
-    def __init__(self, settings: Settings, steps: Steps) -> None:
+    def __init__(self, settings: Settings, steps: _Counted) -> None:
         """Of a worker that has joined."""
         self._settings = settings
         self._steps = steps

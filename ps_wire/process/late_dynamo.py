@@ -1,0 +1,112 @@
+"""A stand-in for `torch._dynamo`, the tracer of `torch.compile`, until something needs the tracer itself.
+
+Every optimizer of torch imports `torch._dynamo`, for two names that do nothing where nothing is compiled:
+`disable(function)` and `graph_break()`. With it come sympy, FSDP and most of the compiler: 1.2 s of a core
+and 75 MB for each process, and most processes never compile. The stand-in has these two names. Any other
+name of it, or an import of one of its modules, imports `torch._dynamo` itself, which takes its place;
+functions that were to be disabled before are disabled from then on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+_NAME = "torch._dynamo"
+_CACHE = "__dynamo_disable"  # where torch keeps on a function what `disable` made of it
+
+
+class _LateDynamo(ModuleType):
+    """The stand-in. Thread-safe."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        super().__init__(_NAME)
+        self.__spec__, self.__file__ = spec, spec.origin
+        self.__path__ = list(spec.submodule_search_locations or ())  # so its modules are looked for
+        self._lock = threading.RLock()  # guards the list
+        self._not_disabled: list[Any] = []
+
+    def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
+        """The function as it is: nothing is traced yet."""
+        if fn is None:  # used as a decorator with arguments
+            return self.itself().disable(fn, recursive, **options)
+        with self._lock:
+            self._not_disabled.append(fn)
+        return fn
+
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        """Nothing: there is no graph."""
+
+    def __getattr__(self, name: str) -> Any:
+        """That of the module itself, which is imported now."""
+        if name.startswith("__") and name.endswith("__"):  # asked for by who looks through all modules
+            raise AttributeError(f"module {_NAME!r} has no attribute {name!r}")
+        return getattr(self.itself(), name)
+
+    def itself(self) -> Any:
+        """The module itself."""
+        with self._lock:
+            if sys.modules.get(_NAME) is self:
+                del sys.modules[_NAME]
+                vars(sys.modules["torch"]).pop("_dynamo", None)
+                try:
+                    importlib.import_module(_NAME)
+                except BaseException:
+                    sys.modules[_NAME] = self
+                    raise
+                for function in self._not_disabled:
+                    vars(function).pop(_CACHE, None)
+                self._not_disabled.clear()
+            return sys.modules[_NAME]
+
+
+class _Finder(MetaPathFinder):
+    """Imports the module itself before one of its modules, which it may import in turn."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{_NAME}.") or not is_late():
+            return None
+        sys.modules[_NAME].itself()
+        module = sys.modules.get(fullname)
+        return None if module is None else ModuleSpec(fullname, _Imported(module))
+
+
+class _Imported(Loader):
+    """A module that has been imported meanwhile: it is left as it is."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+        vars(module)["__spec__"] = None  # else the import system would go by it, and run the module again
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Gives back the specification that it was made from."""
+        vars(module)["__spec__"] = self._spec
+
+
+def install() -> None:
+    """Puts the stand-in where torch looks, unless the module is there already. Imports torch."""
+    importlib.import_module("torch")
+    if _NAME not in sys.modules and (spec := find_spec(_NAME)) is not None:
+        sys.modules[_NAME] = _LateDynamo(spec)
+        sys.meta_path.insert(0, _Finder())
+
+
+def is_late() -> bool:
+    """Whether the stand-in is still there."""
+    return isinstance(sys.modules.get(_NAME), _LateDynamo)

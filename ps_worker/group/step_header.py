@@ -1,0 +1,71 @@
+"""The header of a step in a group: what its ranks have to agree on before anything of the step leaves.
+
+Each rank says whether it has a gradient, the weight of its pushes, a checksum of its hyper-parameters, and
+whether it was asked to end; all hear the same in the same order, so all decide the same. A rank says nothing
+of step v before it has the weights of version v. It must not know what the gradients are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ps_worker.group.channel import Channel
+from ps_worker.group.ending import Ending
+
+
+class StepHeader:
+    """The header of one table's newest step.
+
+    Attributes:
+        step: of which it is; -1: there was none.
+        mine: this rank has a gradient in it.
+        there: the ranks that have one.
+        weight: of the pushes.
+    """
+
+    def __init__(self, channel: Channel, ending: Ending, table: int) -> None:
+        """No step has begun.
+
+        Args:
+            channel: to the other ranks.
+            ending: whether the group is to end after a step.
+            table: its number, for people.
+        """
+        self.step = -1
+        self.mine = False
+        self.there: Sequence[int] = ()
+        self.weight = 1.0
+        self._channel = channel
+        self._ending = ending
+        self._table = table
+
+    def begin(self, step: int, *, there: bool, weight: float, hyper: int | None) -> bool:
+        """Every rank says what it has of a step; waits for the others where it is a new one.
+
+        Args:
+            step: the worker's clock.
+            there: this rank has a gradient.
+            weight: of its pushes.
+            hyper: a checksum of the hyper-parameters; None: it takes none in this step.
+
+        Returns:
+            Whether it is a new step.
+
+        Raises:
+            GroupBroken: a rank does something else, or has gone, or has other hyper-parameters.
+        """
+        if step == self.step:
+            return False
+        mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
+        said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
+        self.step, self.mine = step, there
+        self.there = [rank for rank, one in enumerate(said) if one.get("there")]
+        if len({said[rank].get("hyper") for rank in self.there} - {None}) > 1:
+            raise self._channel.broken(
+                f"param_groups differ between ranks at step {step} of table {self._table}; schedulers "
+                "must do the same on all ranks"
+            )
+        weights = (float(said[rank]["weight"]) for rank in self.there)
+        self.weight = next((weight for weight in weights if weight), 0.0)
+        self._ending.heard(any(one.get("ends") for one in said))
+        return True

@@ -1,0 +1,355 @@
+"""A pipeline: the stages of a model on the ranks of one worker, and a step through all of them.
+
+A rank keeps the parameters of its own stages; the others are on the meta device. What runs when is torch's
+schedule; what a rank waits for is bounded by its group. Between two steps nothing is under way. It must not
+know servers, tables or optimizers. Used by the script's thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+
+from ps_wire.errors import GroupBroken, PipelineError
+from ps_wire.process import trace
+from ps_wire.text import one_line
+from ps_worker.group.group import Group
+from ps_worker.group.stage_traffic import StageTable
+from ps_worker.pipeline import own_parameters
+from ps_worker.pipeline.blocks import Blocks
+from ps_worker.pipeline.schedules import ranks_of, schedule_of
+from ps_worker.pipeline.stage_module import CHECKPOINTS, StageModule, shapes_of
+
+LossFn = Callable[[Any, Any], torch.Tensor]
+HOLDERS = 2  # ranks that may hold one parameter
+
+
+class Pipeline:
+    """Made by `Worker.pipeline`. Each rank of the worker has one, and makes the same calls of it.
+
+    Attributes:
+        model: the whole; parameters of other stages are on the meta device.
+        modules: the stages that this rank runs, in order.
+        stages: the numbers of these.
+        num_stages: of the whole pipeline.
+        cuts: the first block of each stage, by name.
+        microbatches: of a step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Blocks,
+        group: Group,
+        *,
+        cuts: Sequence[int],
+        schedule: str,
+        microbatches: int,
+        example: torch.Tensor | Sequence[torch.Tensor],
+        checkpoint: str = "never",
+        seed: str = "",
+    ) -> None:
+        """Keeps what belongs to this rank's stages of the model, and lets the rest go. All ranks call it.
+
+        Args:
+            model: the same on all ranks, or on the meta device.
+            blocks: of it.
+            group: of the ranks.
+            cuts: the index of each stage's first block; rank 0's count.
+            schedule: a row of `SCHEDULES`.
+            microbatches: that each batch is cut into.
+            example: the model's inputs of one batch.
+            checkpoint: of `CHECKPOINTS`: whose activations are computed again in backward.
+            seed: of first values, where the model has none: the same on all ranks of the job.
+
+        Raises:
+            PipelineError: the ranks differ, or what is asked for does not fit; on all ranks.
+        """
+        self.model = model
+        self.microbatches = microbatches
+        self._group = group
+        self._rank, ranks = group.ranks.rank, group.ranks.size
+        self._loss_fn: LossFn | None = None
+        inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+        self._example = [_split(it, microbatches) for it in inputs]
+        self._check_alike(blocks, cuts, schedule, inputs, checkpoint)
+        found = schedule_of(schedule, ranks=ranks, stages=len(cuts), microbatches=microbatches)
+        if checkpoint not in CHECKPOINTS:
+            raise PipelineError(f"checkpoint is one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
+        self.num_stages = len(cuts)
+        self.cuts = tuple(blocks.names[cut] for cut in cuts)
+        self.stages = found.stages_of(self._rank, ranks, self.num_stages)
+        rank_of = ranks_of(found, ranks, self.num_stages)
+        self._last = rank_of[-1]
+        bounds = [*cuts, len(blocks.names)]
+        spans = list(pairwise(bounds))
+        names = [set(blocks.parameter_names(*span)) for span in spans]
+        of_rank = [
+            set().union(*(names[stage] for stage in range(self.num_stages) if rank_of[stage] == rank))
+            for rank in range(ranks)
+        ]
+        self._holders = own_parameters.shared_by(iter(of_rank))
+        self._check_holders()
+        kept = {name for name, of in self._holders.items() if self._rank in of}
+        parts = [blocks.stage(*span) for span in spans]
+        shapes = shapes_of(parts, self._example)
+        self._device = inputs[0].device
+        own_parameters.let_go(model, kept)
+        own_parameters.materialize(model, kept, self._device, seed)
+        self._buffers = self._owned_buffers(parts, rank_of)
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # to rank 0, and which version
+        self.modules = tuple(
+            StageModule(parts[stage], mode=checkpoint, microbatches=microbatches) for stage in self.stages
+        )
+        made = [
+            PipelineStage(
+                module,
+                stage,
+                self.num_stages,
+                self._device,
+                input_args=shapes[stage],
+                output_args=shapes[stage + 1],
+                group=group.stages,
+            )
+            for module, stage in zip(self.modules, self.stages, strict=True)
+        ]
+        self._made = made
+        self._schedule = found.make(
+            made if found.several else made[0],
+            n_microbatches=microbatches,
+            loss_fn=self._loss,
+            scale_grads=False,
+        )
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    @trace.traced("pipeline step")
+    def step(self, *batch: torch.Tensor, loss_fn: LossFn) -> torch.Tensor:
+        """Forward and backward of one batch through all stages: gradients are there as after `backward()`.
+
+        All ranks call it with the same batch: the first stage takes the inputs from it, the last the target.
+        Gradients are the mean over micro-batches, and add up over several calls, as always in torch. No
+        weight changes meanwhile.
+
+        Args:
+            batch: the model's inputs, and at last the target.
+            loss_fn: of the model's output and the target of a micro-batch: a mean over its samples.
+
+        Returns:
+            The mean loss over micro-batches, on every rank, without a graph.
+
+        Raises:
+            PipelineError: the batch is not as the example was; the pipeline has ended.
+            GroupBroken: another stage has gone, or does something else.
+        """
+        try:
+            inputs, target = self._checked(batch)
+            return self._step(inputs, target, loss_fn)
+        except GroupBroken:
+            raise
+        except BaseException as error:  # the other stages wait for this one
+            self._group.broken(f"stage {self._rank}: {type(error).__name__}: {one_line(str(error))}")
+            raise
+
+    def _step(self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn) -> torch.Tensor:
+        every = [it for module in self.modules for it in module.parameters()]
+        parameters = [it for it in dict.fromkeys(every) if it.requires_grad]
+        before = [it.grad for it in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        for module in self.modules:
+            module.begin()
+        losses: list[torch.Tensor] = []
+        self._loss_fn = loss_fn
+        try:
+            if self._rank == self._last:
+                self._run(inputs if 0 in self.stages else (), target=target, losses=losses)
+            else:
+                self._run(inputs if 0 in self.stages else ())
+        finally:
+            self._loss_fn = None
+            for stage in self._made:
+                stage.clear_runtime_states()
+        with torch.no_grad():
+            for parameter, old in zip(parameters, before, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.microbatches)
+                if old is not None:
+                    parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)
+        return self._share([float(it.detach()) for it in losses])
+
+    def _run(self, inputs: Sequence[torch.Tensor], **last: Any) -> None:
+        self._schedule.step(*inputs, return_outputs=False, **last)
+
+    def _loss(self, output: Any, target: Any) -> torch.Tensor:
+        assert self._loss_fn is not None
+        return self._loss_fn(output, target)
+
+    def _share(self, losses: Sequence[float]) -> torch.Tensor:
+        """All ranks hear the loss, and rank 0 gets the buffers of other ranks that have changed."""
+        changed = self._changed_buffers()
+        said = self._group.channel.share("pipeline.step()", {"losses": losses, "buffers": changed})
+        if self._rank == 0:
+            self._take_buffers([one.fields.get("buffers") or () for one in said])
+        else:
+            self._group.channel.swap([(0, _flat(self._buffer(index))) for index in changed], [])
+        found = said[self._last].fields["losses"]
+        return torch.tensor(sum(found) / len(found), device="cpu")
+
+    # -- what there is ---------------------------------------------------------------------------------
+
+    def stages_of(self, names: Sequence[str]) -> tuple[int, ...]:
+        """By parameter, the rank whose bucket it is in."""
+        return tuple(self._holders[name][0] for name in names)
+
+    def table_of(self, parameters: Mapping[str, nn.Parameter]) -> StageTable:
+        """A table of these parameters, as this rank holds it."""
+        mine = [it for name, it in parameters.items() if self._rank in self._holders[name]]
+        return StageTable(
+            holders=[self._holders[name] for name in parameters],
+            trains=lambda: any(it.requires_grad for it in mine),
+        )
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of this rank's stages, by their names in the whole model."""
+        mine = {name for name, ranks in self._holders.items() if self._rank in ranks}
+        mine |= {name for rank, name in self._buffers if rank == self._rank}
+        return {name: it for name, it in self.model.state_dict().items() if name in mine}
+
+    # -- buffers ---------------------------------------------------------------------------------------
+
+    def _owned_buffers(self, parts: Sequence[nn.Module], rank_of: Sequence[int]) -> list[tuple[int, str]]:
+        """The buffers of the model, each with the rank whose stage has it; rank 0's where none has."""
+        owner = {id(it): rank_of[stage] for stage, part in enumerate(parts) for it in part.buffers()}
+        return [(owner.get(id(it), 0), name) for name, it in self.model.named_buffers()]
+
+    def _buffer(self, index: int) -> torch.Tensor:
+        return self.model.get_buffer(self._buffers[index][1])
+
+    def _changed_buffers(self) -> list[int]:
+        """Of this rank, those that are not as rank 0 has them."""
+        changed = []
+        for index, (rank, _) in enumerate(self._buffers):
+            if rank == self._rank and rank:
+                buffer = self._buffer(index)
+                seen, version = self._sent.get(index, (None, -1))
+                if seen is not buffer or version != buffer._version:
+                    self._sent[index] = buffer, buffer._version
+                    changed.append(index)
+        return changed
+
+    def _take_buffers(self, changed: Sequence[Sequence[int]]) -> None:
+        """Rank 0 keeps all buffers with the job."""
+        receives = []
+        for rank, indices in enumerate(changed):
+            for index in indices:
+                if not 0 <= index < len(self._buffers) or self._buffers[index][0] != rank:
+                    raise self._group.broken(f"stage {rank} has other buffers than stage 0")
+                receives.append((rank, index, torch.empty_like(_flat(self._buffer(index)))))
+        self._group.channel.swap([], [(rank, received) for rank, _, received in receives])
+        with torch.no_grad():
+            for _, index, received in receives:
+                buffer = self._buffer(index)
+                buffer.copy_(received.view(buffer.shape))
+
+    # -- checks ----------------------------------------------------------------------------------------
+
+    def _check_alike(
+        self,
+        blocks: Blocks,
+        cuts: Sequence[int],
+        schedule: str,
+        inputs: Sequence[torch.Tensor],
+        checkpoint: str,
+    ) -> None:
+        """Refuses, on all ranks, what one of them has otherwise than rank 0."""
+        parameters = [
+            f"{name} {_described(it)}" for name, it in self.model.named_parameters(remove_duplicate=False)
+        ]
+        facts = {
+            "the blocks of the model": " ".join(blocks.names),
+            "the parameters of the model": f"{len(parameters)} with checksum {_checksum(parameters)}",
+            "cuts": ", ".join(blocks.names[cut] for cut in cuts),
+            "schedule": schedule,
+            "microbatches": self.microbatches,
+            "example": ", ".join(map(_described, inputs)),
+            "checkpoint": checkpoint,
+        }
+        said = self._group.channel.share(
+            "worker.pipeline()", {"host": socket.gethostname(), "facts": list(map(str, facts.values()))}
+        )
+        first = said[0].fields
+        for rank, one in enumerate(said):
+            for what, ours, theirs in zip(facts, first["facts"], one.fields["facts"], strict=True):
+                if ours != theirs:
+                    raise PipelineError(
+                        f"stages differ in {what}: stage 0 on {first['host']} has {one_line(ours)}, stage "
+                        f"{rank} on {one.fields['host']} has {one_line(theirs)}",
+                        what=what,
+                        rank=rank,
+                    )
+
+    def _check_holders(self) -> None:
+        for name, _ in self.model.named_parameters():
+            ranks = self._holders.setdefault(name, [0])  # of one that no stage uses
+            if len(ranks) > HOLDERS:
+                raise PipelineError(
+                    f"parameter {name!r} is used on the ranks {', '.join(map(str, ranks))}: weights may be "
+                    "tied over two; cut the model elsewhere, or untie them",
+                    parameter=name,
+                )
+
+    def _checked(self, batch: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """The inputs and the target of a batch."""
+        if len(batch) != len(self._example) + 1:
+            raise PipelineError(
+                f"pipeline.step() takes {len(self._example)} inputs and a target, got {len(batch)} tensors"
+            )
+        *inputs, target = batch
+        for given, parts in zip(inputs, self._example, strict=True):
+            shape = [parts.shape[0] * self.microbatches, *parts.shape[1:]]
+            if list(given.shape) != shape or given.dtype is not parts.dtype:
+                made = f"{str(parts.dtype).removeprefix('torch.')}{shape}"
+                raise PipelineError(
+                    f"the pipeline was made with an example {made}, and the batch is {_described(given)}: "
+                    "all batches have one shape; a loader that ends with a smaller one takes drop_last=True"
+                )
+        if target.shape[:1] != inputs[0].shape[:1]:
+            raise PipelineError(
+                f"a batch of {len(inputs[0])} has a target of shape {list(target.shape)}: it is cut into "
+                "micro-batches as the inputs are"
+            )
+        return inputs, target
+
+
+def _split(example: torch.Tensor, microbatches: int) -> torch.Tensor:
+    """The first micro-batch of an example, without values."""
+    if not isinstance(example, torch.Tensor) or not example.dim():
+        raise PipelineError("the example is a batch of the model's inputs: a tensor, or several in a tuple")
+    size, rest = divmod(len(example), microbatches)
+    if rest or not size:
+        raise PipelineError(
+            f"microbatches is {microbatches}, which does not divide a batch of {len(example)}: take a batch "
+            f"size that is a multiple of {microbatches}"
+        )
+    return torch.empty_like(example[:size], device="meta")
+
+
+def _flat(buffer: torch.Tensor) -> torch.Tensor:
+    """A buffer as it travels."""
+    return buffer.detach().reshape(-1).contiguous().cpu()
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _checksum(lines: Sequence[str]) -> int:
+    return zlib.crc32("\n".join(lines).encode())
