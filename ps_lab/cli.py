@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -14,14 +13,19 @@ from ps_lab.cluster.team import OnFailure
 from ps_lab.errors import LibraryMissing, exit_code_of
 from ps_lab.jobs import cli as job_cli
 from ps_lab.options import SERVERS, Servers, TlsDir, TokenFile
+from ps_lab.pipeline import cli as pipeline_cli
 from ps_lab.simulate import cli as simulate_cli
 from ps_lab.snapshots import cli as snapshot_cli
 from ps_lab.top import cli as top_cli
 from ps_wire.access import token as tokens
 from ps_wire.access.access import TLS_DIR, TOKEN_FILE, read
-from ps_wire.errors import UsageError
+from ps_wire.errors import JobUnknown, UsageError
 from ps_wire.frames import carrier as carriers
+from ps_wire.process import log_level as log_levels
+from ps_wire.process import misplaced
 from ps_wire.process.command import run as run_command
+from ps_wire.process.log_level import LogLevel
+from ps_wire.process.log_option import LogLevelOption
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import parse_address, parse_servers
 from ps_wire.text import one_line
@@ -41,6 +45,7 @@ app = typer.Typer(
 app.add_typer(bench.app)
 app.add_typer(snapshot_cli.app)
 app.add_typer(job_cli.app)
+app.add_typer(pipeline_cli.app)
 app.command()(simulate_cli.simulate)
 app.command()(top_cli.top)
 
@@ -55,6 +60,7 @@ Fresh: TypeAlias = Annotated[
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def launch(
+    context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Training script.", show_default=False)],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Passed on to the script.", show_default=False)
@@ -90,6 +96,18 @@ def launch(
             help="Processes (ranks) that are one worker together.",
         ),
     ] = 1,
+    pipeline_stages: Annotated[
+        int,
+        typer.Option(
+            envvar="PS_PIPELINE_STAGES",
+            min=1,
+            help="Processes that are one worker together, each one stage of a pipeline.",
+        ),
+    ] = 1,
+    nproc: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes of each worker.", show_default="ranks, or stages, of one"),
+    ] = None,
     on_failure: Annotated[
         OnFailure,
         typer.Option(
@@ -97,6 +115,16 @@ def launch(
             "up to 3 times."
         ),
     ] = OnFailure.STOP,
+    logs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|show",
+            help="Where what the servers log goes: a file for each. show: between the lines of the workers. "
+            "Warnings and errors are shown in any case.",
+            show_default="a new folder, which goes when the run ends well",
+        ),
+    ] = None,
+    log_level: LogLevelOption = LogLevel.INFO,
     token_file: TokenFile = None,
     tls_dir: TlsDir = None,
     fresh: Fresh = False,
@@ -123,10 +151,16 @@ def launch(
         carrier=carrier,
         wire_dtype=wire_dtype,
         group_size=group_size,
+        pipeline_stages=pipeline_stages,
+        nproc=nproc,
     )
     named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir}
     environment = os.environ | {name: str(path.absolute()) for name, path in named.items() if path}
+    environment[log_levels.VARIABLE] = log_level
+    own = {name for parameter in context.command.params for name in parameter.opts}
     with Display(make_console()) as display:
+        if said := misplaced.hint("ps-lab", own, script, checked.arguments):
+            display.note(said)
         run(
             checked,
             num_servers=num_servers,
@@ -134,6 +168,7 @@ def launch(
             environment=environment,
             fresh=fresh,
             on_failure=on_failure,
+            logs=logs,
         )
 
 
@@ -151,10 +186,12 @@ def status(
 ) -> None:
     """Show jobs, workers, tables and servers: states, clocks, gaps, waits, versions, bytes, staleness.
 
-    Exit codes: 0, 69 a server does not answer, 78 the list has the wrong length or order, or a server wants
-    other certificates or another token; 130 Ctrl-C.
+    Exit codes: 0, 1 there is no such job, 69 a server does not answer, 78 the list has the wrong length or
+    order, or a server wants other certificates or another token; 130 Ctrl-C. With --json a job that is not
+    there is an empty list.
     """
     from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.status.json_text import json_text  # noqa: PLC0415
     from ps_lab.status.live import watch as draw_again  # noqa: PLC0415
     from ps_lab.status.observer import ask  # noqa: PLC0415
     from ps_lab.status.report import tables  # noqa: PLC0415
@@ -173,8 +210,10 @@ def status(
         draw_again(console, look)
     answer = look()
     if as_json:
-        print(json.dumps(answer.to_json(), indent=2))
+        print(json_text(answer.to_json(), indent=2))
         return
+    if job is not None and not answer.jobs:
+        raise JobUnknown(f"the servers know no job {job!r}: ps-lab job list names those that they have")
     for table in tables(answer):
         console.print(table)
 
@@ -214,8 +253,9 @@ def demo(
 ) -> None:
     """Compare bsp, ssp:3 and asp on scanned digits with workers that stumble: quick.toml, with a report.
 
-    Each run has 2 servers and 4 workers on this machine. Exit code 1 if a run fails, or if a model stays
-    below 97 % test accuracy in the mean over its runs.
+    Each run has 2 servers and 4 workers on this machine; one more has 2 groups of 2 ranks, and one a pipeline
+    of 2 stages. Exit code 1 if a run fails, or if a model stays below 97 % test accuracy in the mean over its
+    runs.
     """
     from ps_lab import demo as demos  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.compare.comparing import Choice  # noqa: PLC0415
@@ -224,6 +264,8 @@ def demo(
     folder = demos.make_folder(experiment, out)
     _run_and_report(folder, experiment.parent, Choice(fresh=fresh))
     demos.check(folder)
+    print(demos.run_groups(fresh=fresh))
+    print(demos.run_pipeline(fresh=fresh))
 
 
 @app.command()
@@ -309,6 +351,23 @@ def _report(folder: Path, against: Path | None = None) -> bool:
         print(one_line(f"violated: {law}"))
     print(made.page)
     return made.complete and not made.violated
+
+
+@app.command()
+def trace(
+    folder: Annotated[Path, typer.Argument(help="That PS_TRACE named.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="File for the trace of all processes.", show_default=False)],
+) -> None:
+    """Put the traces of all processes of a run into one file, which ui.perfetto.dev opens: a row for each.
+
+    Servers, workers and ranks of groups stand under their names, on one clock: all of one machine.
+    """
+    import json  # noqa: PLC0415 - not for --help
+
+    from ps_lab import traces  # noqa: PLC0415
+
+    out.write_text(json.dumps(traces.put_together(folder)), encoding="utf-8")
+    print(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
 
 
 @app.command()

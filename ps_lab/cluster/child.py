@@ -54,7 +54,8 @@ class Child:
         name: for people: "worker 2".
         pid: its process, and its process group.
         exit_code: as a shell says it (128 + N: signal N); None while it runs.
-        cpu_s: processor time of the process itself, once it has ended; None: not known on this system.
+        cpu_s: processor time of the process, once it has ended, with that of the children that it has waited
+            for; None: not known on this system.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Child:
         self._waiter.start()
 
     def used_s(self) -> float | None:
-        """Processor time of the process itself by now; None: not known on this system."""
+        """Processor time by now, as `cpu_s`; None: not known on this system."""
         return _cpu_s(self.pid) if self.exit_code is None else self.cpu_s
 
     def tell(self, text: str) -> None:
@@ -160,9 +161,9 @@ def _executed(
 
 
 def _cpu_s(pid: int) -> float | None:
-    """Of a process that is not reaped; columns 14 and 15 of proc(5)."""
+    """Of a process that is not reaped; columns 14 to 17 of proc(5)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None

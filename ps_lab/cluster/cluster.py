@@ -66,6 +66,7 @@ class Job:
         servers: addresses under which its workers reach the servers; None: the cluster's.
         environment: of its workers, added to the cluster's.
         group_size: processes that are one worker together.
+        pipeline: each of them is one stage of a pipeline.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Job:
     servers: tuple[str, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     group_size: int = 1
+    pipeline: bool = False
 
 
 class Cluster:
@@ -207,7 +209,7 @@ class Cluster:
             *("--nonfinite", job.nonfinite),
             *(("--carrier", job.carrier) if job.carrier is not None else ()),
             *(("--wire-dtype", job.wire_dtype) if job.wire_dtype is not None else ()),
-            *(_of_group(job.group_size) if job.group_size > 1 else ()),
+            *(_of_group(job, fresh=self._fresh) if job.group_size > 1 else ()),
             str(job.script),
             *job.arguments,
         ]
@@ -314,8 +316,10 @@ class Cluster:
         return child
 
 
-def _of_group(size: int) -> tuple[str, ...]:
-    return "--nproc", str(size), "--group-size", str(size)
+def _of_group(job: Job, *, fresh: bool) -> tuple[str, ...]:
+    size = str(job.group_size)
+    what = "--pipeline-stages" if job.pipeline else "--group-size"
+    return "--nproc", size, what, size, *(("--fresh",) if fresh else ())
 
 
 def interrupted(event: Signalled) -> Interrupted:

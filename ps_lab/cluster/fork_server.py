@@ -1,8 +1,8 @@
 """A process that has imported torch once, and forks: each child runs one of the project's commands.
 
-Importing torch and what its first optimizer brings along takes 4 s of a core; a fork takes 20 ms, and what
-comes out is a process like any other, with its own pid, group, signals and exit code. Linux only: elsewhere a
-fork without exec is not safe, and `ForkServer.serves` says so.
+Importing torch and the commands takes 2 s of a core; a fork takes 20 ms, and what comes out is a process like
+any other, with its own pid, group, signals and exit code. Linux only: elsewhere a fork without exec is not
+safe, and `ForkServer.serves` says so.
 
     the command (ForkServer)  --requests, each with the child's descriptors-->  the fork server (`main`)
                                                                                   | fork
@@ -20,8 +20,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import gc
-import importlib
 import json
 import os
 import runpy
@@ -38,11 +36,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Never
 
 from ps_wire.process.die_with_parent import die_with
+from ps_wire.process.forking import begin_child, preload
 
 COMMANDS = ("ps-server", "ps-worker")
-# Imported before the first fork: what the commands import late, since `--help` needs none of it, and what the
-# first optimizer of torch brings along.
-PRELOADED = ("ps_worker", "ps_worker.cli", "ps_server.process.server", "torch._dynamo")
+# Imported before the first fork: what the commands import late, since `--help` needs none of it.
+PRELOADED = ("ps_worker", "ps_worker.cli", "ps_server.process.server")
 MAX_REQUEST_BYTES = 8 << 20  # of a command and its environment; the kernel lets an exec have 2 MiB
 START_LIMIT_S = 120.0  # until all is imported: 4 s; more than 40 s beside nine busy processes on two cores
 _LENGTH = struct.Struct("!Q")
@@ -220,24 +218,6 @@ def main(control_fd: int, parent: int) -> None:
     serve(socket.socket(fileno=control_fd), preload(PRELOADED))
 
 
-def preload(modules: Sequence[str]) -> int:
-    """Imports modules that children share.
-
-    With one thread for arithmetic: a pool of OpenMP that has been used is not there after a fork, and who
-    waits for it waits for ever.
-
-    Returns:
-        The threads that torch takes in a process that is not told.
-    """
-    torch = importlib.import_module("torch")
-    threads: int = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for name in modules:
-        importlib.import_module(name)
-    gc.freeze()  # a collection in a child would copy all pages of torch's objects
-    return threads
-
-
 def serve(control: socket.socket, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
     """Takes requests until the other end is closed.
 
@@ -343,11 +323,7 @@ def _become(request: dict[str, Any], stdin: int, output: int, parent: int, threa
     sys.argv = list(request["argv"])
     script = sys.argv[0]  # else an installed command
     sys.path[0] = str(Path(script).parent if script.endswith(".py") else Path(sys.executable).parent)
-    if "numpy" in sys.modules:  # `random` draws anew by itself
-        sys.modules["numpy"].random.seed()
-    if "torch" in sys.modules:  # the fork server has one thread, see `preload`
-        told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-        sys.modules["torch"].set_num_threads(int(told) if told.isdigit() and int(told) else threads)
+    begin_child(threads)
 
 
 def _entry_point(command: str) -> Callable[[], object]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from ps_lab.cluster.cluster import Cluster, Job, interrupted
 from ps_lab.cluster.display import Display
 from ps_lab.cluster.interrupts import Signalled, signals_into
+from ps_lab.cluster.run_table import RunTable
+from ps_lab.cluster.server_logs import ServerLogs
 from ps_lab.cluster.team import OnFailure, Team
 from ps_lab.errors import ProcessFailed, process_failed
 from ps_lab.status.observer import ask
@@ -37,17 +40,29 @@ def check_job(
     carrier: str | None = None,
     wire_dtype: str | None = None,
     group_size: int = 1,
+    pipeline_stages: int = 1,
+    nproc: int | None = None,
 ) -> Job:
     """Makes a job of what a person typed.
 
     Raises:
-        UsageError: the script is no file, or the job's name, `nonfinite`, `carrier` or `wire_dtype` is none.
+        UsageError: the script is no file, or the job's name, `nonfinite`, `carrier` or `wire_dtype` is none;
+            or numbers of processes do not fit.
         ConsistencyInvalid: the consistency is unknown; the valid ones are listed.
     """
     if carrier is not None:
         carriers.parse(carrier)
     if wire_dtype is not None:
         wire_dtypes.parse(wire_dtype)
+    if group_size > 1 and pipeline_stages not in (1, group_size):
+        raise UsageError(
+            f"--group-size {group_size} with --pipeline-stages {pipeline_stages}: leave --group-size out"
+        )
+    size = max(group_size, pipeline_stages)
+    if nproc not in (None, size):
+        raise UsageError(
+            f"--nproc {nproc}: each worker has {size} processes, as --pipeline-stages, or --group-size, says"
+        )
     if not script.is_file():
         raise UsageError(f"{script} is not a file; the training script comes after the options")
     return Job(
@@ -59,7 +74,8 @@ def check_job(
         nonfinite=choices.parse(nonfinite),
         carrier=carrier,
         wire_dtype=wire_dtype,
-        group_size=group_size,
+        group_size=size,
+        pipeline=pipeline_stages > 1,
     )
 
 
@@ -71,6 +87,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     fresh: bool = False,
     on_failure: OnFailure = OnFailure.STOP,
+    logs: str | None = None,
 ) -> Status:
     """Runs a job on servers of its own, until all its workers have ended.
 
@@ -83,6 +100,7 @@ def run(
         environment: of all processes; ours if None.
         fresh: see `Cluster`.
         on_failure: what follows when a worker fails. The end of a server ends the run in any case.
+        logs: of the servers; see `ServerLogs`.
 
     Returns:
         What the servers said after the last worker had left.
@@ -92,19 +110,30 @@ def run(
         Interrupted: a signal came; everything has been ended.
         StartLimitExceeded: a server did not serve in time.
     """
-    cluster = Cluster(num_servers=num_servers, on_line=display.line, environment=environment, fresh=fresh)
-    with signals_into(cluster.events), cluster:
-        display.note(f"job {job.name}, {job.consistency}, servers {','.join(cluster.addresses)}")
-        team = Team(cluster, job)
-        try:
-            with Watch(cluster.addresses, job.name, cluster.access) as watch:
-                failed = _to_its_end(cluster, team, on_failure, display, watch)
-        except PsError as error:
-            display.note(f"{error.message}: ending the others")
-            raise
-        if failed is not None:
-            raise failed
-        return ask(cluster.addresses, cluster.access)
+    kept = ServerLogs(logs, display.line)
+    well = False
+    try:
+        cluster = Cluster(num_servers=num_servers, on_line=kept.take, environment=environment, fresh=fresh)
+        with signals_into(cluster.events), cluster:
+            display.note(f"job {job.name}, {job.consistency}, servers {','.join(cluster.addresses)}")
+            if kept.folder is not None:
+                display.note(f"what the servers log is in {kept.folder}")
+            team = Team(cluster, job)
+            try:
+                with Watch(cluster.addresses, job.name, cluster.access) as watch:
+                    failed = _to_its_end(cluster, team, on_failure, display, watch)
+            except PsError as error:
+                display.note(f"{error.message}: ending the others")
+                raise
+            if failed is not None:
+                raise failed
+            status = ask(cluster.addresses, cluster.access)
+        well = True
+    finally:
+        kept.close(well=well)
+        if not well and kept.folder is not None:
+            display.note(f"what the servers logged is in {kept.folder}")
+    return status
 
 
 def _to_its_end(
@@ -112,11 +141,12 @@ def _to_its_end(
 ) -> ProcessFailed | None:
     """Until all workers have ended; the first that failed and did not start again."""
     first: ProcessFailed | None = None
+    table = RunTable()
     while not team.over:
         event = cluster.next_event(TICK_S)
         team.look()
         if event is None:
-            display.progress(watch.line)
+            display.progress(watch.line, table.of(watch.job, time.monotonic()))
             continue
         if isinstance(event, Signalled):
             raise interrupted(event)

@@ -37,6 +37,8 @@ from ps_lab.status.status import Job as JobStatus
 from ps_lab.status.watch import Watch
 from ps_wire.errors import JobUnknown, PsError, UsageError
 from ps_wire.spec.stragglers import Crash, SlowLink
+from ps_worker.job import own_servers
+from ps_worker.settings import STORE
 
 TICK_S = 0.25
 LAST_LOOK_S = 10.0  # for an evaluation of the final weights, when all workers have ended
@@ -52,11 +54,6 @@ def check(experiment: Experiment) -> None:
         UsageError: the experiment asks for it; the key is named.
     """
     refused = [
-        (
-            "baselines",
-            set(experiment.baselines) - {DDP} != set(),
-            "none, data parallel without servers, cannot be run yet, ddp can",
-        ),
         (
             "record",
             bool(experiment.baselines) and not experiment.record,
@@ -185,13 +182,15 @@ class _Running:
         self._run = run
         self._records = records
         self._serves = run.model not in BASELINES
+        ranks = 1 if self._serves or run.model == DDP else run.workers  # of one group without servers
         environment = {"PS_STRAGGLER": str(run.profile.stragglers(run.seed))}
         if run.record:
             environment["PS_RECORD"] = str(records.absolute())
         self._job = Job(
             name=f"run-{run.id.rpartition('-')[2]}",
             consistency=run.model if self._serves else "bsp",
-            num_workers=run.workers,
+            num_workers=run.workers // ranks,
+            group_size=ranks,
             script=scripts / run.script,
             arguments=run.arguments,
             carrier=run.carrier,
@@ -222,10 +221,16 @@ class _Running:
 
     @contextlib.contextmanager
     def _placed(self) -> Iterator[None]:
-        """A folder of its own for the workers of a baseline, where they meet; servers know the job."""
+        """A place of its own for the workers of a baseline, where they meet; servers know the job."""
         self._forget()
         if self._serves:
             yield
+        elif self._run.model != DDP:
+            listening, address = own_servers.listen()
+            store = own_servers.keep_store(listening)
+            self._places = {STORE: address}
+            yield
+            del store
         else:
             with tempfile.TemporaryDirectory(prefix="ps-ddp-") as folder:
                 self._places = {"PS_DDP": folder}

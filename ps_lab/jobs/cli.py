@@ -20,12 +20,26 @@ TokenFile = Annotated[
     typer.Option(envvar=TOKEN_FILE, help="Holds the token of the service, or the job's.", show_default=False),
 ]
 
-app = typer.Typer(name="job", help="Stop a job, or end what servers keep of it.", no_args_is_help=True)
+app = typer.Typer(name="job", help="List, stop or drop jobs.", no_args_is_help=True)
 
 
 @app.callback()
 def group() -> None:
-    """Stop a job, or end what servers keep of it."""
+    """List, stop or drop jobs."""
+
+
+@app.command("list")
+def list_jobs(servers: Servers = SERVERS, token_file: TokenFile = None, tls_dir: TlsDir = None) -> None:
+    """List the jobs that the servers have, with their states.
+
+    Exit codes: 0, 69 a server does not answer, 78 it wants other certificates or the service's token.
+    """
+    from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
+    from ps_lab.status.observer import ask  # noqa: PLC0415
+    from ps_lab.status.report import jobs  # noqa: PLC0415
+
+    access = read(token_file=token_file, tls_dir=tls_dir, complain=typer.echo)
+    make_console().print(jobs(ask(parse_servers(servers), access)))
 
 
 @app.command()

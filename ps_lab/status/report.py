@@ -17,7 +17,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def tables(status: Status) -> Iterator[RichTable]:
     """Jobs, their workers, their tables, and the servers."""
-    yield _jobs(status)
+    yield jobs(status)
     for job in status.jobs:
         if job.workers:
             yield _workers(job)
@@ -50,7 +50,8 @@ def range_text(low: int, high: int) -> str:
     return str(low) if low == high else f"{low}..{high}"
 
 
-def _jobs(status: Status) -> RichTable:
+def jobs(status: Status) -> RichTable:
+    """A row for each job: consistency model, state, members, tables, updates."""
     table = _table("jobs", ("job", "consistency", "state"), ("workers", "tables", "updates"))
     for job in status.jobs:
         members = sum(worker.state in {"joined", "running"} for worker in job.workers)

@@ -9,16 +9,14 @@ loopback by name, so that no page of somebody else's reads it through them.
 from __future__ import annotations
 
 import http.server
-import json
-import math
 import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from importlib import resources
-from typing import Any
 
+from ps_lab.status.json_text import json_text
 from ps_lab.top.view import View
 from ps_wire.errors import Unavailable
 from ps_wire.spec.address import is_loopback
@@ -42,7 +40,7 @@ class Broadcast:
 
     def put(self, view: View) -> None:
         """There is a newer one."""
-        text = json.dumps(_finite(view.to_json()), separators=(",", ":"), allow_nan=False)
+        text = json_text(view.to_json())
         with self._changed:
             self._number += 1
             self._text = text
@@ -61,15 +59,6 @@ class Broadcast:
             if self._over:
                 return None
             return (self._number, self._text) if self._number > number else (number, "")
-
-
-def _finite(value: Any) -> Any:
-    """The same with NaN and infinity as texts, which JSON does not have: a loss may be one."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class WebServer:

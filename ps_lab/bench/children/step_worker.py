@@ -62,7 +62,7 @@ def project(configuration: Mapping[str, Any], model: nn.Module) -> None:
             optimizers.make(configuration["optimizer"], model.parameters(), fused=False),
             model,
             overlap="auto" if configuration["overlap"] else False,
-            gradient_as_bucket_view=True,  # as the other
+            gradient_as_bucket_view=worker.group_size == 1,  # as the other; groups have it not
             buckets=buckets_of(configuration["bucket_mb"], weight_bytes),
         )
 
@@ -70,7 +70,8 @@ def project(configuration: Mapping[str, Any], model: nn.Module) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-        run({**configuration, "rank": worker.rank}, model, step, worker.synchronize)
+        number = worker.rank * worker.group_size + worker.group_rank
+        run({**configuration, "rank": number}, model, step, worker.synchronize)
 
 
 def run(
