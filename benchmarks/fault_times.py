@@ -2,11 +2,12 @@
 
     python benchmarks/fault_times.py --times 10
 
-Two shards, two workers that train a small table (bsp, the carrier that is chosen). Two figures, each over
+Two shards, two workers that train a small table (bsp, the carrier that is chosen). Three figures, each over
 several kills, with the median and the worst; prints one JSON line:
 
     evicted  kill -9 of a worker, until the other one's next step has ended, less the lease. Below 0 where the
              dead worker was last heard some time before. Target: 0.5 s
+    rank     the same with two groups of two ranks: kill -9 of the rank that leads one. Target: 0.5 s
     back     kill -9 of a shard, of shard 0 in every other round, and another process in its place: from its
              readiness until the first step has ended. Target: 3 s. Readiness is that of the last look that
              did not see it yet, so this is some 20 ms more than it was
@@ -46,6 +47,19 @@ with ps.connect(on_rollback=lambda step: None) as worker:
         print(time.monotonic(), flush=True)
         time.sleep(0.005)
 """
+GROUP_SCRIPT = """
+import time, torch, ps_worker as ps
+torch.set_num_threads(1)
+with ps.connect() as worker:
+    model = torch.nn.Linear(300, 300)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.001), model)
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(1, 300)).mean().backward()
+        optimizer.step()
+        print(time.monotonic(), flush=True)
+        time.sleep(0.005)
+"""
 
 
 class Steps:
@@ -73,15 +87,16 @@ class Steps:
 
 
 class Processes:
-    """Two shards with a snapshot folder, and the workers of one job."""
+    """Two shards with a snapshot folder, and the workers of one job: two, of so many ranks each."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, ranks: int = 1) -> None:
+        self._ranks = ranks
         self.addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
         self._stack, self._folder = stack, folder
         self.servers = [self._server(0), self._server(1)]
         for address in self.addresses:
             self._until_serving(address)
-        self.workers = [self._worker(0), self._worker(1)]
+        self.workers = [self._worker(number) for number in range(2 * ranks)]
         self.steps = [Steps(worker) for worker in self.workers]
 
     def all_step(self) -> None:
@@ -90,11 +105,18 @@ class Processes:
         for steps in self.steps:
             steps.after(now_s)
 
-    def another_worker(self, number: int) -> None:
-        """In place of one that was killed; returns when all train."""
-        self.workers[number].wait()
-        self.workers[number] = self._worker(number)
-        self.steps[number] = Steps(self.workers[number])
+    def kill_second(self) -> None:
+        """Kills the second worker's process; of a group, the one that leads it."""
+        self.workers[self._ranks].kill()
+
+    def another_second(self) -> None:
+        """In place of the one that was killed; returns when all train."""
+        mine = range(self._ranks, 2 * self._ranks)
+        for number in mine:
+            self.workers[number].wait()
+        for number in mine:
+            self.workers[number] = self._worker(number)
+            self.steps[number] = Steps(self.workers[number])
         self.all_step()
 
     def another_server(self, shard: int) -> float:
@@ -125,8 +147,12 @@ class Processes:
 
     def _worker(self, number: int) -> subprocess.Popen[str]:
         job = {"PS_SERVERS": ",".join(self.addresses), "PS_JOB": "faults", "PS_CONSISTENCY": "bsp"}
-        mine = {"PS_NUM_WORKERS": "2", "PS_WORKER": str(number), "PS_LEASE": str(LEASE_S)}
-        return self._spawn(sys.executable, "-c", SCRIPT, **job, **mine)
+        worker, rank = divmod(number, self._ranks)
+        mine = {"PS_NUM_WORKERS": "2", "PS_WORKER": str(worker), "PS_LEASE": str(LEASE_S)}
+        if self._ranks == 1:
+            return self._spawn(sys.executable, "-c", SCRIPT, **job, **mine)
+        group = {"PS_GROUP_SIZE": str(self._ranks), "PS_GROUP_RANK": str(rank), "PS_LOCAL_RANK": str(rank)}
+        return self._spawn(sys.executable, "-c", GROUP_SCRIPT, **job, **mine, **group)
 
     def _spawn(self, *command: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -143,10 +169,10 @@ class Processes:
 def evicted_s(job: Processes, _round: int) -> float:
     """One worker is killed; how long after its lease the other one goes on."""
     job.all_step()
-    job.workers[1].kill()
+    job.kill_second()
     killed_s = time.monotonic()
     seconds = job.steps[0].after(killed_s + LEASE_S / 2) - killed_s - LEASE_S
-    job.another_worker(1)
+    job.another_second()
     return seconds
 
 
@@ -176,6 +202,10 @@ def main() -> None:
         for name, kill in kills.items():
             seconds = [kill(job, number) for number in range(options.times)]
             figures[name] = {"median": statistics.median(seconds), "worst": max(seconds)}
+    with ExitStack() as stack:
+        job = Processes(stack, Path(stack.enter_context(tempfile.TemporaryDirectory())), ranks=2)
+        seconds = [evicted_s(job, number) for number in range(options.times)]
+        figures["rank_s"] = {"median": statistics.median(seconds), "worst": max(seconds)}
     print(json.dumps({"times": options.times, "lease_s": LEASE_S, **figures}))
 
 

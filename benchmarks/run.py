@@ -50,6 +50,8 @@ class Runs(ExitStack):
         self.worker_cost = cache(self._worker_cost)
         self.snapshot = cache(self._snapshot)
         self.fault_times = cache(self._fault_times)
+        self.group_step = cache(self._group_step)
+        self.pipeline = cache(self._pipeline)
         self.heartbeats = cache(self._heartbeats)
         self.simulate = cache(self._simulate)
         self.instrument = cache(self._instrument)
@@ -85,6 +87,12 @@ class Runs(ExitStack):
 
     def _fault_times(self) -> Figures:
         return self._line("fault_times.py", {})
+
+    def _group_step(self, **options: str) -> Figures:
+        return self._line("group_step.py", {"rounds": str(self._rounds), **options})
+
+    def _pipeline(self, **options: str) -> Figures:
+        return self._line("pipeline.py", {"rounds": str(self._rounds), **options})
 
     def _heartbeats(self) -> Figures:
         return self._line("heartbeats.py", {})

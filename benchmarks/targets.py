@@ -51,6 +51,14 @@ class Runs(Protocol):
         """The JSON of `fault_times.py`."""
         ...
 
+    def group_step(self, **options: str) -> Figures:
+        """The JSON of `group_step.py`."""
+        ...
+
+    def pipeline(self, **options: str) -> Figures:
+        """The JSON of `pipeline.py`."""
+        ...
+
     def heartbeats(self) -> Figures:
         """The JSON of `heartbeats.py`."""
         ...
@@ -181,6 +189,18 @@ def _finish_pss_ratio(runs: Runs) -> float:
     return float(figures["finish_pss_bytes"] / figures["pss_bytes"]["gloo"])
 
 
+def _group_beyond(what: str, above: str, below: str) -> Callable[[Runs], float]:
+    def value(runs: Runs) -> float:
+        found = runs.group_step(what=what)["beyond_s"]
+        return _share(float(found[above]), float(found[below]))
+
+    return value
+
+
+def _pipeline(key: str, **options: str) -> Callable[[Runs], float]:
+    return lambda runs: float(runs.pipeline(**options)[key])
+
+
 def _rounds(key: str) -> Callable[[Runs], float]:
     return lambda runs: float(runs.footprint(model="dlrm-dense", rounds="2000", versus="gloo")[key])
 
@@ -276,6 +296,59 @@ ROWS: tuple[Row, ...] = (
         lambda runs: float(runs.fault_times()["evicted_s"]["worst"]),
         "s",
     ),
+    _row(
+        "kill -9 of the rank that leads a group until the other group goes on, less the lease: the worst",
+        0.5,
+        lambda runs: float(runs.fault_times()["rank_s"]["worst"]),
+        "s",
+    ),
+    _row(
+        "a group of 2 ranks: bytes that a rank pushes / half of the model",
+        1.1,
+        lambda runs: float(runs.group_step(what="bytes")["share"]),
+    ),
+    _row(
+        "a step beyond compute, shm, a group of 2 ranks / a single worker",
+        1.3,
+        _group_beyond("shm", "group", "worker"),
+    ),
+    _row(
+        "a step beyond compute, servers behind 1 Gbit/s, 2 groups of 2 ranks / 4 workers",
+        0.6,
+        _group_beyond("link", "groups", "workers"),
+    ),
+    _row(
+        "--servers none --nproc 2, Adam, a step / DDP's over gloo, shm",
+        0.9,
+        lambda runs: float(runs.group_step(what="own")["ratio"]["shm"]),
+    ),
+    _row(
+        "the same, gradients over gloo",
+        1.1,
+        lambda runs: float(runs.group_step(what="own")["ratio"]["gloo"]),
+    ),
+    _row(
+        "--servers none --nproc 2, Adam: optimizer state of a rank / half of it",
+        1.1,
+        lambda runs: float(runs.group_step(what="own")["state_share"]),
+    ),
+    _row("a step of 2 stages / of torch's own schedule", 1.1, _pipeline("ratio", what="step", stages="2")),
+    _row("a step of 4 stages / of torch's own schedule", 1.1, _pipeline("ratio", what="step", stages="4")),
+    _row("12 blocks in 4 stages: the largest / the best", 1.0, _pipeline("over_best", what="partition")),
+    _row("the same: how far a stage is from its prediction", 0.15, _pipeline("off", what="partition")),
+    _row(
+        "4 sleeping stages, gpipe: idle share less its formula",
+        5,
+        _pipeline("points", what="bubble", schedule="gpipe"),
+        "points",
+    ),
+    _row(
+        "4 sleeping stages, 1f1b: idle share less its formula",
+        5,
+        _pipeline("points", what="bubble", schedule="1f1b"),
+        "points",
+    ),
+    _row("the first of 4 stages: activations, 1f1b / gpipe", 0.65, _pipeline("share", what="memory")),
     _row(
         "a killed server is ready again until training goes on: the worst",
         3,

@@ -1,0 +1,249 @@
+"""Pipelines of stages: a step beside torch's own, the cut, idle time, memory. Prints one JSON line.
+
+    python benchmarks/pipeline.py --what step --stages 4 --rounds 5
+
+`--what` is one of:
+
+    step       seconds a step, 1f1b with 8 micro-batches, servers included, and of torch's own schedule with a
+               local optimizer, in turns
+    partition  12 uneven blocks in 4 stages: the largest stage over that of the best of all splits, and how
+               far stages that are run as a whole are from the sum of their blocks
+    bubble     stages that sleep: the idle share of `--schedule`, less its formula, in points
+    memory     the most bytes that autograd keeps in the first stage, 1f1b over gpipe
+"""
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ps_lab.bench.parties import interleave
+from ps_lab.bench.peers import LOOPBACK
+from ps_lab.bench.session import ProcessPlan, Session
+from ps_lab.cluster.cluster import command_path, free_ports
+from ps_worker.pipeline.blocks import blocks_of
+from ps_worker.pipeline.cost import REPEATS, WARM_UP, cheapest_cuts, costs_of
+from ps_worker.pipeline.timetable import formula
+
+STAGE = Path(__file__).with_name("pipeline_stage.py")
+MICROBATCHES, STEPS, LIMIT_S = 8, 2, 300.0
+SLEEPING = """
+import sys, time, torch, ps_worker as ps
+FORWARD_S, BACKWARD_S, MICROBATCHES, STEPS = 0.05, 0.1, 8, 4
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(FORWARD_S)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(BACKWARD_S)
+        return gradient
+
+class Stage(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return Slow.apply(x * self.weight)
+
+with ps.connect() as worker:
+    model = torch.nn.Sequential(*(Stage() for _ in range(worker.group_size)))
+    x = torch.ones(MICROBATCHES, 4)
+    pipe = worker.pipeline(model, example=x, microbatches=MICROBATCHES, schedule=sys.argv[1])
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.0), pipe)
+    seconds = []
+    for _ in range(STEPS):
+        began = time.monotonic()
+        pipe.step(x, x, loss_fn=torch.nn.functional.mse_loss)
+        seconds.append(time.monotonic() - began)
+        optimizer.step()
+        optimizer.zero_grad()
+    if worker.is_first:
+        print("idle", 1 - MICROBATCHES * (FORWARD_S + BACKWARD_S) / min(seconds[1:]), flush=True)
+    worker.finish()
+"""
+KEEPING = """
+import sys, torch, ps_worker as ps
+MICROBATCHES = 8
+
+class Kept:
+    live = most = 0
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        Kept.live += tensor.nbytes
+        Kept.most = max(Kept.most, Kept.live)
+
+    def __del__(self):
+        Kept.live -= self.tensor.nbytes
+
+with ps.connect() as worker:
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(8)]
+    model = torch.nn.Sequential(*layers)
+    x = torch.ones(32 * MICROBATCHES, 64)
+    pipe = worker.pipeline(model, example=x, microbatches=MICROBATCHES, schedule=sys.argv[1])
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.0), pipe)
+    weights = {it.untyped_storage().data_ptr() for it in model.parameters() if not it.is_meta}
+
+    def keep(tensor):
+        return tensor if tensor.untyped_storage().data_ptr() in weights else Kept(tensor)
+
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda it: getattr(it, "tensor", it)):
+            pipe.step(x, x, loss_fn=torch.nn.functional.mse_loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    if worker.is_first:
+        print("kept", Kept.most, flush=True)
+    worker.finish()
+"""
+
+
+def step(stages: int, rounds: int) -> dict[str, object]:
+    """See `--what step`."""
+
+    def say(name: str, line: str) -> None:
+        print(f"{name}: {line}", file=sys.stderr)
+
+    def plans(session: Session, mode: str) -> list[ProcessPlan]:
+        (port,) = free_ports(1)
+        own = {"stages": stages, "microbatches": MICROBATCHES, "steps": STEPS, "batch_size": 32, "port": port}
+        servers = {
+            "PS_SERVERS": ",".join(session.cluster.addresses),
+            "PS_JOB": mode,
+            "PS_WORKER": "0",
+            "PS_NUM_WORKERS": "1",
+            "PS_PIPELINE_STAGES": str(stages),
+        }
+        return [
+            ProcessPlan(
+                name=f"{mode} {rank}",
+                command=(sys.executable, str(STAGE)),
+                configuration={**own, "mode": mode, "rank": rank},
+                environment={**LOOPBACK, **servers, "PS_STAGE": str(rank), "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(stages)
+        ]
+
+    with Session(num_servers=1, on_line=say) as session:
+        parties = [
+            session.start(mode, plans(session, mode), limit_s=LIMIT_S) for mode in ("project", "torch")
+        ]
+        session.wait_ready(limit_s=LIMIT_S)
+        found = interleave(parties, rounds)
+    step_s = {name: statistics.median(it.seconds for it in items) / STEPS for name, items in found.items()}
+    return {"stages": stages, "step_s": step_s, "ratio": step_s["project"] / step_s["torch"]}
+
+
+def partition(rounds: int) -> dict[str, object]:
+    """See `--what partition`."""
+    torch.manual_seed(0)
+    widths = [256, 512, 1024, 256, 2048, 512, 256, 1024, 512, 2048, 256, 512]
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(256, it), nn.GELU(), nn.Linear(it, 256)) for it in widths)
+    )
+    model = nn.Sequential(*(_Block(it) for it in model))
+    blocks, x = blocks_of(model), torch.randn(256, 256)
+    costs = costs_of(blocks, model, [x])
+    block_s = [it.forward_s + it.backward_s for it in costs]
+    cuts = cheapest_cuts(costs, 4, "time", in_flight=(4, 3, 2, 1))
+
+    def largest(inner: tuple[int, ...]) -> float:
+        return max(sum(block_s[begin:end]) for begin, end in itertools.pairwise((0, *inner, len(blocks))))
+
+    best = min(map(largest, itertools.combinations(range(1, len(blocks)), 3)))
+    ratios: dict[int, list[float]] = {begin: [] for begin in cuts}
+    for _ in range(rounds):  # prediction and stages in turns, so that noise hits both
+        costs = costs_of(blocks, model, [x])
+        for begin, end in itertools.pairwise((*cuts, len(blocks))):
+            predicted_s = sum(it.forward_s + it.backward_s for it in costs[begin:end])
+            ratios[begin].append(_run_s(blocks.stage(begin, end), x.detach().requires_grad_(begin > 0)))
+            ratios[begin][-1] /= predicted_s
+    off = {begin: abs(statistics.median(every) - 1) for begin, every in ratios.items()}
+    return {"cuts": cuts, "over_best": largest(cuts[1:]) / best, "off": max(off.values())}
+
+
+def _run_s(stage: nn.Module, x: torch.Tensor) -> float:
+    seconds = []
+    for _ in range(WARM_UP + REPEATS):
+        began = time.perf_counter()
+        made = stage(x)
+        made.backward(torch.ones_like(made))
+        seconds.append(time.perf_counter() - began)
+        stage.zero_grad()
+    return statistics.median(seconds[WARM_UP:])
+
+
+class _Block(nn.Module):
+    """A residual block, which is cut as a whole."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+def bubble(stages: int, schedule: str) -> dict[str, object]:
+    """See `--what bubble`."""
+    idle = _said("idle", SLEEPING, stages, schedule)
+    expected = formula(schedule, stages, stages, MICROBATCHES)
+    assert expected is not None, f"{schedule} has no formula"
+    return {"idle": idle, "formula": expected, "points": 100 * abs(idle - expected)}
+
+
+def memory(stages: int) -> dict[str, object]:
+    """See `--what memory`."""
+    kept = {schedule: _said("kept", KEEPING, stages, schedule) for schedule in ("1f1b", "gpipe")}
+    return {"kept": kept, "share": kept["1f1b"] / kept["gpipe"]}
+
+
+def _said(word: str, text: str, stages: int, schedule: str) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(text)
+        words = [command_path("ps-lab"), "launch", "--num-servers", "1", "--num-workers", "1"]
+        words += ["--pipeline-stages", str(stages), str(script), schedule]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = re.search(rf"\b{word} (\S+)", done.stdout)
+    if done.returncode or found is None:
+        raise SystemExit(done.stdout + done.stderr)
+    return float(found[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--what", choices=("step", "partition", "bubble", "memory"), required=True)
+    parser.add_argument("--stages", type=int, default=4)
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    if options.what == "step":
+        figures = step(options.stages, options.rounds)
+    elif options.what == "partition":
+        figures = partition(options.rounds)
+    elif options.what == "bubble":
+        figures = bubble(options.stages, options.schedule)
+    else:
+        figures = memory(options.stages)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
