@@ -1,6 +1,9 @@
 VENV ?= .venv
 PY = $(VENV)/bin/python
 
+# Compiled modules are kept, also where the environment says otherwise: tests and the demo start many processes.
+export PYTHONDONTWRITEBYTECODE =
+
 # One more than cores, since tests of processes wait; each takes 1 GiB. Two more were no faster.
 IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 5 --dist worksteal
 
@@ -8,7 +11,7 @@ IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxpr
 CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \
 	coordinator.jobs.roster coordinator.jobs.tables coordinator.jobs.job) --cov=ps_wire.spec.plan
 
-.PHONY: install demo test check chaos fuzz stress free-threaded mutants unchanged soak bench bench-peers image protos api clean
+.PHONY: install demo test check chaos fuzz stress free-threaded mutants unchanged soak bench bench-peers image protos api docs dist matrix clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -85,9 +88,26 @@ protos: $(VENV)/installed-test
 api: $(VENV)/installed-test
 	$(PY) docs/generate.py
 	$(PY) docs/generate_reference.py
+	$(PY) docs/generate_pipeline.py
+
+# The sdist, and the wheel that is made of it, in build/dist; then the demo's script runs from the wheel alone.
+dist: $(VENV)/installed-test
+	$(PY) -m tests.dist
+
+# Each supported Python that is on PATH, with the lowest and the newest torch; what does not install is said.
+matrix: $(VENV)/installed-test
+	$(PY) -m tests.matrix $(foreach it,$(PYTHONS),--python $(it)) $(foreach it,$(TORCH),--torch '$(it)')
+
+# The pages as a site, in an environment of its own. What reads it fetches nothing from elsewhere.
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "the pages are in build/site; to read them with the search: python3 -m http.server --directory build/site"
+
+.venv-docs/installed: pyproject.toml constraints.txt
+	python3 -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --upgrade 'pip>=25.1' && $(@D)/bin/python -m pip install --quiet -c constraints.txt --group docs && touch $@
 
 clean:
-	rm -rf $(VENV) .venv-free .venv-mxnet .venv-tensorflow build *.egg-info
+	rm -rf $(VENV) .venv-docs .venv-free .venv-mxnet .venv-tensorflow build *.egg-info
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)

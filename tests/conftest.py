@@ -3,13 +3,20 @@
 `ci` repeats itself, `thorough` looks further, `mutants` is content with the first example that fails.
 """
 
+from __future__ import annotations
+
+import gc
 import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import Phase, settings
+
+if TYPE_CHECKING:
+    from tests.integration.processes import Process, Start, Zygote
 
 pytest_plugins = ["tests.watchdog", "tests.skips", "tests.stress"]
 
@@ -30,6 +37,12 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+
+def pytest_collection_finish() -> None:
+    """What all tests share lives as long as the process: no collection of garbage looks at it again."""
+    gc.freeze()
+
+
 LOGGERS = [logging.getLogger(name) for name in ("ps_server", "ps_worker", "ps_lab", "grpc", "asyncio")]
 
 
@@ -42,3 +55,27 @@ def _loggers() -> Iterator[None]:
         if (logger.level, logger.handlers, logger.propagate) != (level, handlers, propagate):
             logger.handlers[:], logger.propagate = handlers, propagate
             logger.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Starts commands cheaply; one for all tests of this process, since its start costs 4 s of a core."""
+    from tests.integration.processes import Zygote  # noqa: PLC0415 - tests without processes need none of it
+
+    made = Zygote()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def spawn(zygote: Zygote) -> Iterator[Start]:
+    """Starts commands; what still runs at the end of the test is killed."""
+    started: list[Process] = []
+
+    def begin(*command: str, **environment: str) -> Process:
+        started.append(zygote.start(*command, environment=environment))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()

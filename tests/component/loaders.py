@@ -32,14 +32,15 @@ class Unmoved:
 
     step = 0
 
-    def is_behind(self) -> bool:
-        return False
+    def steps_behind(self) -> int:
+        return 0
 
 
 class Alone:
     """A `Dealer` that always deals the same share, of which nothing is left over."""
 
-    void = behind = False
+    void = False
+    behind = 0
 
     def __init__(self, rank: int, num_workers: int) -> None:
         self._place, self._count = rank, num_workers

@@ -204,10 +204,9 @@ class Chaos:
                     before = len(re.findall(NOTICED, process.text))
                     after.callback(network.speak)
                     network.silence()
-                    until(
+                    until(  # one that was evicted says nothing more before it has joined again
                         lambda: (
-                            self._workers[worker] is not process
-                            or len(re.findall(NOTICED, process.text)) > before
+                            self._is_gone(worker, process) or len(re.findall(NOTICED, process.text)) > before
                         ),
                         f"worker {worker} says that nothing comes",
                     )
@@ -340,16 +339,15 @@ class Chaos:
         self._world.begin_server_again(shard)
 
     def _wait_evicted(self, worker: int, process: Process) -> None:
-        """Or has another process by now.
+        until(lambda: self._is_gone(worker, process), f"worker {worker} is evicted")
+
+    def _is_gone(self, worker: int, process: Process) -> bool:
+        """Whether it is evicted, or has another process by now.
 
         A job that went back to a snapshot may have no worker of this number, or wait for it to return.
         """
-
-        def is_gone() -> bool:
-            followed = self._workers[worker] is not process
-            return followed or self._world.state(worker) not in ("running", "joining", "unknown")
-
-        until(is_gone, f"worker {worker} is evicted")
+        followed = self._workers[worker] is not process
+        return followed or self._world.state(worker) not in ("running", "joining", "unknown")
 
 
 def is_stopped(process: Process) -> bool:

@@ -1,4 +1,4 @@
-"""Two shards for all tests here, started by forking; the fixtures beside them are those of `integration`."""
+"""Two shards for all tests here, what happens to their processes, and a world of a test's own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import spawn, zygote
 from tests.integration.processes import Start, Zygote
 from tests.integration.servers import Servers, serving
 
 from .controller import Faults
 from .world import World
-
-__all__ = ["cluster", "faults", "spawn", "world", "zygote"]
 
 
 @pytest.fixture(scope="session")

@@ -131,8 +131,7 @@ class Run:
         for way, who, step, shard in self._plan.ways:
             self._wait_step(who, step)
             self._interrupt(way, who, shard)
-        for worker in range(self._plan.num_workers):
-            self._wait_finished(worker)
+        self._wait_finished()
         return [json.loads(record.read_text().splitlines()[-1]) for record in self._records]
 
     def mixed(self) -> int:
@@ -143,6 +142,10 @@ class Run:
     def evictions(self) -> int:
         """Workers that were evicted; more than were paused for that, where this machine is busy."""
         return sum(process.text.count(" event=evict ") for process in self.started)
+
+    def sent_back_at_the_end(self) -> int:
+        """Workers that were in `finish()` when the job went back: each ended with 75, and came again."""
+        return sum("ps-worker: RolledBack" in process.text for process in self.started)
 
     def close(self) -> None:
         for process in self.started:
@@ -183,7 +186,7 @@ class Run:
     def _supervise(self) -> None:
         """Starts again whoever has ended before its time."""
         for worker, process in enumerate(self._workers):
-            if process.is_over and "finished" not in process.lines:
+            if process.is_over and process.wait_end(LIMIT_S) != 0:
                 self._go_on(worker)
 
     def _go_on(self, worker: int) -> None:
@@ -191,14 +194,14 @@ class Run:
         assert code in AGAIN, f"worker {worker} ended with {code}:\n{self._workers[worker].text}"
         self._workers[worker] = self._begin(worker)
 
-    def _wait_finished(self, worker: int) -> None:
-        while True:
-            process = self._workers[worker]
-            code = process.wait_end(LIMIT_S)
+    def _wait_finished(self) -> None:
+        def are_over() -> bool:
+            self._supervise()
+            return all(process.is_over and process.wait_end(LIMIT_S) == 0 for process in self._workers)
+
+        until(are_over, "all workers have finished")
+        for process in self._workers:
             assert "Traceback" not in process.text, process.text
-            if code == 0:
-                return
-            self._go_on(worker)
 
     def _interrupt(self, way: Way, who: int, shard: int) -> None:
         whom = range(self._plan.num_workers) if way.name.startswith("ALL") else [who]
@@ -251,8 +254,8 @@ class Run:
 
 def check(plan: Plan, found: list[dict[str, Any]], expected: dict[str, Any], *, mixed: int) -> None:
     """What every worker ended with is what it ends with where nobody disturbs it."""
-    trained = [it for it in found if it["bodies"] or not it["ended"]]
-    late = len(trained) < len(found)  # one came when the job had ended, and what it had not used stays so
+    trained = [it for it in found if not it["ended"]]
+    late = len(trained) < len(found)  # one came, or came back, when the job had ended: its rest stays unused
     for it in trained:
         assert it["bodies"][-1] == resumed.LAST, it
         for name in ("lr", "per_epoch", "seen"):
@@ -328,7 +331,7 @@ def run_one(start: Start, folder: Path, plan: Plan, expected: dict[str, Any]) ->
     run = Run(start, folder, plan)
     try:
         found = run.run()
-        mixed = run.mixed()
+        mixed = run.mixed() + run.sent_back_at_the_end()
         if plan.num_workers > 1 and not plan.evicts:
             mixed += run.evictions()  # by chance: then the same workers did not take part in all steps
         check(plan, found, expected, mixed=mixed)

@@ -8,24 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from .processes import Process, Start, Zygote, start
+from .processes import Zygote
 from .servers import Servers, serving
 
 torch.set_num_threads(1)  # the bits of a matrix product depend on it; workers have OMP_NUM_THREADS=1
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """Starts commands cheaply."""
-    made = Zygote()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
 def cluster(zygote: Zygote) -> Iterator[Servers]:
-    """Two shards, of the installed command."""
-    with serving(start, 2) as servers:
+    """Two shards."""
+    with serving(zygote.start, 2) as servers:
         yield servers
 
 
@@ -34,20 +26,6 @@ def single(zygote: Zygote) -> Iterator[Servers]:
     """One shard with a small memory."""
     with serving(zygote.start, 1, "--memory-limit", "4M") as servers:
         yield servers
-
-
-@pytest.fixture
-def spawn(zygote: Zygote) -> Iterator[Start]:
-    """Starts commands; what still runs at the end of the test is killed."""
-    started: list[Process] = []
-
-    def begin(*command: str, **environment: str) -> Process:
-        started.append(zygote.start(*command, environment=environment))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
 
 
 @pytest.fixture

@@ -26,8 +26,9 @@ def main() -> None:
         torch.manual_seed(sum(me))  # the leader of worker 0 starts the job; the others are given its weights
         width = (400 if "large" in words else 40) + (me == (0, 1) and "other model" in words)
         model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.ReLU(), torch.nn.Linear(width, 3))
-        unused = torch.nn.Parameter(torch.ones(17))
-        model.register_parameter("sometimes", unused)
+        ones = [torch.nn.Parameter(torch.ones(17)) for _ in range(2)]  # each is used on one rank alone
+        for rank, parameter in enumerate(ones):
+            model.register_parameter(f"of_rank_{rank}", parameter)
         optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
         print("started", *me, flush=True)
         rows = [{"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}]
@@ -39,8 +40,7 @@ def main() -> None:
                 break
             optimizer.zero_grad()
             loss = model(torch.randn(8, 30, generator=generator)).square().mean()
-            if me[1] == 1:
-                loss = loss + (unused * step).sum()
+            loss = loss + (ones[me[1]] * step).sum()
             if not (me == (1, 0) and step == 2):  # that rank has nothing in this step
                 loss.backward()
             given = [None if it.grad is None else it.grad.clone() for it in model.parameters()]

@@ -150,12 +150,12 @@ def test_bsp_has_the_same_loss_curve_again_bit_for_bit(compare, tmp_path: Path):
     assert curves[0] == curves[1]
 
 
-def test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp(compare, tmp_path: Path):
+def test_the_baselines_run_the_same_script_and_ddp_has_the_same_losses_as_bsp(compare, tmp_path: Path):
     """Bit for bit with two workers, whose mean is rounded once whichever way it is taken; and it stops."""
     (tmp_path / "evaluate.py").write_text(EVALUATES)
     text = EXPERIMENT.replace("record = false\n", "").replace('["bsp", "asp"]', '["bsp"]')
     stop = '[stop]\nsamples = 40\n[evaluation]\nscript = "evaluate.py"\nevery_s = 0.1\n'
-    (tmp_path / "tiny.toml").write_text(text + 'baselines = ["ddp"]\n' + stop)
+    (tmp_path / "tiny.toml").write_text(text + 'baselines = ["none", "ddp"]\n' + stop)
     process = compare(script=ENDLESS)
     assert process.wait_end() == 0, process.text
     found = folders(tmp_path)
@@ -164,6 +164,12 @@ def test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp(compare
     assert outcome.metrics["loss"] >= 0.0
     assert outcome.evaluations
     assert {"worker 0", "worker 1", "evaluator"} <= outcome.cpu_s.keys()
+    none = found.pop("none")  # the ranks of one group without servers, each of which counts as a worker
+    assert none.outcome().ending is Ending.FINISHED
+    assert none.outcome().evaluations
+    recorded = list(read_recordings(none.records))
+    assert [(one.header.worker, one.header.num_workers) for one in recorded] == [(0, 2), (1, 2)]
+    assert [sum(step.samples for step in one.steps[:8]) for one in recorded] == [16, 0]
     curves = {
         model: [[step.loss for step in one.steps[:8]] for one in read_recordings(folder.records)]
         for model, folder in found.items()
@@ -225,7 +231,7 @@ def test_records_an_evaluation_and_a_worker_that_is_killed_and_comes_again(compa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ('baselines = ["none"]\n', "baselines: none, data parallel without servers, cannot be run yet"),
+        ("group_size = 2\n", "group_size: there are no worker groups yet"),
         ('model = "bsp"\n', "models"),
     ],
 )

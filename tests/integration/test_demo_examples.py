@@ -41,6 +41,14 @@ def test_groups_of_ranks_learn_the_digits_and_one_process_of_all_says_so(spawn: 
     assert float(accuracies[0]) > 0.6
 
 
+def test_two_pipelines_of_two_stages_learn_from_a_text(spawn: Start) -> None:
+    few = ("--steps", "20", "--batch-size", "8")
+    output = launched(spawn, "ssp:2", "char_lm_pipeline.py", *few, options=("--pipeline-stages", "2"))
+    losses = re.findall(r"\| step 20: loss ([\d.]+)", output)
+    assert len(losses) == 1, output
+    assert float(losses[0]) < 4.0  # of uniform guesses: 4.6
+
+
 def test_the_language_model_gets_better(spawn: Start) -> None:
     output = launched(spawn, "bsp", "char_lm.py", "--steps", "40", "--batch-size", "4")
     losses = [float(loss) for loss in re.findall(r"worker 0 \| step \d+: loss ([\d.]+)", output)]

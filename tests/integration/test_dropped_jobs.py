@@ -60,6 +60,9 @@ def test_live_workers_are_named_and_end_where_it_is_forced(
     job = fresh_job()
     worker = spawn("ps-worker", "--servers", cluster.option, "--job", job, trains, "on")
     worker.wait_line("at -1.0")
+    listed = spawn("ps-lab", "job", "list", "--servers", cluster.option)
+    assert listed.wait_end() == 0, listed.text
+    assert [line for line in listed.lines if f" {job} " in line and " running " in line]
     drop = ("ps-lab", "job", "drop", job, "--servers", cluster.option)
     code, line = ended(spawn(*drop))
     assert code == 78
@@ -71,6 +74,11 @@ def test_live_workers_are_named_and_end_where_it_is_forced(
     assert code == 1
     assert line.startswith(f"ps-worker: JobDropped: job {job} was dropped (ps-lab job drop): ")
     assert cluster.status(job) is None
+    code, line = ended(spawn("ps-lab", "status", "--job", job, "--servers", cluster.option))
+    assert (code, line) == (
+        1,
+        f"ps-lab: JobUnknown: the servers know no job {job!r}: ps-lab job list names those that they have",
+    )
 
 
 EPOCHS = """

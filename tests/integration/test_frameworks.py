@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -125,6 +123,9 @@ def mlp() -> nn.Sequential:
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """The examples' training set."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - a second that other tests need not take
+    from sklearn.model_selection import train_test_split  # noqa: PLC0415
+
     images, labels = load_digits(return_X_y=True)
     pixels = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)
     parts = train_test_split(pixels, torch.tensor(labels), test_size=0.2, random_state=0, stratify=labels)

@@ -86,3 +86,19 @@ def _is_at(cluster: Servers, job: str, where: str) -> bool:
     if where == "finish":
         return any(worker.state == "finished" for worker in status.workers)
     return cluster.ledger(0, job, 1).received > 0
+
+
+def test_sigterm_while_a_script_that_failed_ends_shows_no_traceback_of_ours(
+    spawn: Start, tmp_path: Path
+) -> None:
+    """As it comes from a launcher that ends all workers when the first has failed."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import atexit, os, signal\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "raise ValueError('bad')\n"
+    )
+    process = spawn("ps-worker", "--servers", "none", str(script))
+    assert process.wait_end() == 1, process.text
+    assert "ValueError: bad" in process.text
+    assert "SystemExit" not in process.text, process.text

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -125,6 +126,8 @@ def _launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
             handle.send(signal.SIGKILL)
             handle.close()
         launched.process.wait()
+        for folder in re.findall(r"what the servers log is in (\S+)", launched.text):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def status(servers: str) -> dict[str, Any]:
@@ -158,6 +161,7 @@ def test_a_job_runs_to_its_end_and_shows_itself_on_the_way(
         *("--num-servers", "2", "--consistency", "ssp:3", "--job", "fifty"),
     )
     servers = run.wait_line(r"job fifty, ssp:3, servers (\S+)")[1]
+    logs = Path(run.wait_line(r"what the servers log is in (\S+)")[1])
     first = run.wait_line(r"^worker (\d) +\| pushed")[1]
     second = run.wait_line(r"^worker (\d) +\| pushed")[1]
     assert {first, second} == {"0", "1"}
@@ -183,6 +187,8 @@ def test_a_job_runs_to_its_end_and_shows_itself_on_the_way(
         gate.write_text("go on")
     assert run.wait_end() == 0, run.text
     assert "(ended with code" not in run.text
+    assert not re.search(r"^server \d", run.text, re.MULTILINE)  # what is no trouble is in the files
+    assert not logs.exists()  # and nobody needs them
     assert run.pids() == set()
 
 
@@ -193,6 +199,8 @@ def test_the_first_crash_ends_everything_with_its_exit_code_and_is_named(
     assert run.wait_end() == 3, run.text
     assert run.lines[-1] == "ps-lab: ProcessFailed: worker 1 exited with code 3"
     assert run.pids() == set()
+    folder = Path(re.fullmatch(r".*what the servers logged is in (\S+)", run.lines[-2])[1])
+    assert " INFO shard=0/1 " in (folder / "server-0.log").read_text()
 
 
 # Worker 1 fails after a step, the first time or each time; worker 0 goes on when that one has come again.

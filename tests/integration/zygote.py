@@ -46,12 +46,12 @@ def main() -> None:
     """Serves until the tests have closed their end, or have ended."""
     sys.path.insert(0, ROOT)
     from ps_lab.cluster import fork_server  # noqa: PLC0415 - found now
-    from ps_wire.process import die_with_parent  # noqa: PLC0415 - found now
+    from ps_wire.process import die_with_parent, forking  # noqa: PLC0415 - found now
 
     die_with_parent.die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
-    threads = fork_server.preload((*fork_server.PRELOADED, *sys.argv[3:]))
+    threads = forking.preload((*fork_server.PRELOADED, *sys.argv[3:]))
 
     def prepare() -> None:
         install()

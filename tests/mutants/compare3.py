@@ -13,7 +13,9 @@ MUTANTS = (
         file="ps_worker/group/ddp/replica.py",
         text=".div_(self._size)",
         fault="",
-        tests=(f"{OF_THE_RUNNER}::test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp",),
+        tests=(
+            f"{OF_THE_RUNNER}::test_the_baselines_run_the_same_script_and_ddp_has_the_same_losses_as_bsp",
+        ),
     ),
     Mutant(
         name="ddp: a step of gradients that were not averaged is taken",
@@ -41,7 +43,9 @@ MUTANTS = (
         file=RUNNER,
         text="            servers=None if self._serves else (ALONE,),\n",
         fault="",
-        tests=(f"{OF_THE_RUNNER}::test_the_baseline_ddp_runs_the_same_script_to_the_same_losses_as_bsp",),
+        tests=(
+            f"{OF_THE_RUNNER}::test_the_baselines_run_the_same_script_and_ddp_has_the_same_losses_as_bsp",
+        ),
     ),
     Mutant(
         name="shared cores: two tasks on one core go as fast as alone",

@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant
 
 FILE = "ps_lab/cluster/fork_server.py"
 TESTS = "tests/unit/ps_lab/cluster/test_fork_server.py"
+LATE = "tests/unit/ps_wire/process/test_late_dynamo.py"
 
 MUTANTS = (
     Mutant(
@@ -22,10 +23,31 @@ MUTANTS = (
     ),
     Mutant(
         name="fork server: arithmetic has used its threads before the fork",
-        file=FILE,
+        file="ps_wire/process/forking.py",
         text="    torch.set_num_threads(1)\n",
         fault="    pass\n",
         tests=(f"{TESTS}::test_a_child_of_a_command_is_forked_and_read_as_any",),
+    ),
+    Mutant(
+        name="late dynamo: what was not disabled before it came stays so",
+        file="ps_wire/process/late_dynamo.py",
+        text="                    vars(function).pop(_CACHE, None)\n",
+        fault="                    pass\n",
+        tests=(LATE,),
+    ),
+    Mutant(
+        name="late dynamo: a module of it is imported beside the stand-in",
+        file="ps_wire/process/late_dynamo.py",
+        text="        sys.meta_path.insert(0, _Finder())\n",
+        fault="        pass\n",
+        tests=(LATE,),
+    ),
+    Mutant(
+        name="late dynamo: a module of it runs twice",
+        file="ps_wire/process/late_dynamo.py",
+        text='        vars(module)["__spec__"] = None  # else',
+        fault="        pass  # else",
+        tests=(LATE,),
     ),
     Mutant(
         name="fork server: a child holds the descriptors of others",

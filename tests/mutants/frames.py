@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant(
         name="plan: parameters of two dtypes share a bucket",
         file=PLAN,
-        text="key = (parameter.group, parameter.dtype, parameter.device)",
-        fault="key = (parameter.group, parameter.device)",
+        text="key = (stages[index], parameter.group, parameter.dtype, parameter.device)",
+        fault="key = (stages[index], parameter.group, parameter.device)",
         tests=(PLANS,),
     ),
     Mutant(

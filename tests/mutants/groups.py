@@ -20,15 +20,15 @@ MUTANTS = (
     Mutant(
         name="groups: ranks are added from the last",
         file="ps_worker/group/gradient_reduce.py",
-        text="            self._mean(it, [received.get((rank, it.index)) for rank in self._there])\n",
-        fault="            self._mean(it, [received.get((rank, it.index)) for rank in reversed(self._there)])\n",
+        text="            self._mean(it, [received.get((rank, it.index)) for rank in self._header.there])\n",
+        fault="            self._mean(it, [received.get((rank, it.index)) for rank in reversed(self._header.there)])\n",
         tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
     ),
     Mutant(
         name="groups: a rank without a gradient counts in the mean",
-        file="ps_worker/group/gradient_reduce.py",
-        text='        self._there = [rank for rank, one in enumerate(said) if one.get("there")]\n',
-        fault="        self._there = list(range(len(said)))\n",
+        file="ps_worker/group/step_header.py",
+        text='        self.there = [rank for rank, one in enumerate(said) if one.get("there")]\n',
+        fault="        self.there = list(range(len(said)))\n",
         tests=(f"{REDUCE}::test_where_no_rank_has_a_gradient_nothing_is_pushed",),
     ),
     Mutant(
@@ -47,8 +47,8 @@ MUTANTS = (
     ),
     Mutant(
         name="groups: hyper-parameters of ranks are not compared",
-        file="ps_worker/group/gradient_reduce.py",
-        text='        if len({said[rank].get("hyper") for rank in self._there}) > 1:\n',
+        file="ps_worker/group/step_header.py",
+        text='        if len({said[rank].get("hyper") for rank in self.there} - {None}) > 1:\n',
         fault="        if False:\n",
         tests=(f"{REDUCE}::test_ranks_with_other_hyper_parameters_end_together",),
     ),
@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     Mutant(
         name="groups: SIGTERM of one rank is not passed on",
-        file="ps_worker/group/gradient_reduce.py",
+        file="ps_worker/group/step_header.py",
         text='        self._ending.heard(any(one.get("ends") for one in said))\n',
         fault='        self._ending.heard(bool(mine["ends"]))\n',
         tests=(f"{REDUCE}::test_one_rank_that_is_to_end_ends_all_at_the_same_step",),

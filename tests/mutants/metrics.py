@@ -169,8 +169,8 @@ MUTANTS = (
     Mutant(
         name="top: a loss that is no number stops the page",
         file="ps_lab/top/web.py",
-        text='json.dumps(_finite(view.to_json()), separators=(",", ":"), allow_nan=False)',
-        fault='json.dumps(view.to_json(), separators=(",", ":"))',
+        text="json_text(view.to_json())",
+        fault='__import__("json").dumps(view.to_json())',
         tests=(f"{TOP}/test_web.py::test_a_loss_that_is_no_number_is_json",),
     ),
     Mutant(

@@ -29,15 +29,15 @@ MUTANTS = (
     Mutant(
         name="owners: ranks outlive the command that has started them",
         file="ps_worker/process/rank_processes.py",
-        text="            child = subprocess.Popen(tied(command), env",
-        fault="            child = subprocess.Popen(list(command), env",
+        text="                die_with(me)\n",
+        fault="",
         tests=(f"{FAULTS}::test_ranks_end_with_the_command_that_has_started_them_also_where_it_is_killed",),
     ),
     Mutant(
         name="owners: ranks that were started stay where another one cannot be",
         file="ps_worker/process/rank_processes.py",
-        text="            _end(children)\n",
-        fault="            pass\n",
+        text="        _end(running)\n",
+        fault="        pass\n",
         tests=(
             f"{RANK_PROCESSES}::test_where_the_system_starts_no_more_processes_those_that_were_started_end",
         ),

@@ -31,9 +31,9 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: who joins under bsp takes no step again",
-        file=STATE,
-        text="            ends = mine if self._settings.consistency.lockstep else dict(at.clocks)\n",
-        fault="            ends = dict(at.clocks)\n",
+        file="ps_worker/data/position.py",
+        text="        if lockstep:  #",
+        fault="        if False:  #",
         tests=(JOINS, EVICTED),
     ),
     Mutant(

@@ -20,6 +20,7 @@ MAX_ENTRIES = 20  # of a folder: what a reader takes in at a glance
 THEIRS = {
     *("_version", "_foreach_copy_", "_fused_adam_", "_fused_adamw_", "_execution_engine", "_dynamo"),
     *("_forward_pre_hooks", "_state_dict_pre_hooks", "_parameters", "_opt_called", "_wrapped_by_lr_sched"),
+    *("_forward_hooks", "_backward_hooks", "_assert"),
     *("_replace", "_SSLMethod", "_exit", "_getframe", "_inheriting", "_shutdown", "_run_exitfuncs"),
 }
 
@@ -115,6 +116,7 @@ def test_nobody_uses_another_objects_underscore_attributes():
 # Attributes of what is not the project's: torch, ssl, ctypes, logging, weakref, exceptions; modules.
 NOT_OURS = {
     *("grad", "data", "state", "param_groups", "step", "__getstate__"),  # of tensors, optimizers
+    "training",  # of modules
     *("_opt_called", "_wrapped_by_lr_sched"),
     *("check_hostname", "verify_mode", "argtypes", "restype", "propagate", "atexit", "args"),
 }

@@ -106,7 +106,7 @@ def test_a_length_counts_batches_and_without_one_they_cannot_be_counted():
     )
     with pytest.raises(TypeError, match="without a length"):
         len(made(Stream(21)))
-    with pytest.raises(UsageError, match="has 1 samples for 2 workers"):
+    with pytest.raises(UsageError, match="has 1 sample for 2 workers"):
         made(Sized(1), 0, 2)
 
 

@@ -1,4 +1,7 @@
-"""What Lightning and Accelerate do with a wrapped optimizer, its model and its loader, call by call."""
+"""What Lightning and Accelerate do with a wrapped optimizer, its model and its loader, call by call.
+
+They are imported in the tests: that takes 4 s of a core, and each process of the tests reads this module.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator, skip_first_batches
-from accelerate.state import AcceleratorState, GradientState, PartialState
-from pytorch_lightning.core.optimizer import LightningOptimizer
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,10 +37,18 @@ def adamw(model: nn.Module, **kind: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
 
 
+def accelerator_of(**options: Any) -> Any:
+    from accelerate import Accelerator  # noqa: PLC0415
+
+    return Accelerator(cpu=True, **options)
+
+
 @pytest.fixture
 def _accelerate() -> Iterator[None]:
     """Accelerate keeps its state in classes."""
     yield
+    from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: PLC0415
+
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
 
@@ -57,8 +65,8 @@ def test_an_optimizer_after_wrap_can_be_prepared(
     """With device placement Accelerate reads its state and sets it; the scheduler steps with it."""
 
     def script(rank: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        accelerator = Accelerator(
-            cpu=True, device_placement=device_placement, gradient_accumulation_steps=accumulate
+        accelerator = accelerator_of(
+            device_placement=device_placement, gradient_accumulation_steps=accumulate
         )
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -80,7 +88,7 @@ def test_an_optimizer_before_wrap_must_not_be_prepared(cluster: Cluster) -> None
     def body(worker: ps.Worker) -> None:
         model = Mlp()
         with pytest.raises(OptimizerUnsupported, match=r"AcceleratedOptimizer.*before a framework does"):
-            worker.wrap(Accelerator(cpu=True).prepare(adamw(model)), model)
+            worker.wrap(accelerator_of().prepare(adamw(model)), model)
 
     run_workers(cluster, body)
 
@@ -92,7 +100,7 @@ def test_a_checkpoint_holds_all_weights(cluster: Cluster, tmp_path: Path) -> Non
     def body(worker: ps.Worker) -> None:
         model = Mlp()
         optimizer = worker.wrap(adamw(model), model)
-        accelerator = Accelerator(cpu=True)
+        accelerator = accelerator_of()
         accelerator.prepare(model, optimizer)
         accelerator.save_state(str(tmp_path))
         saved = load_file(tmp_path / "model.safetensors")
@@ -111,7 +119,7 @@ def test_weights_that_load_state_writes_after_wrap_are_a_named_error(
 
     def body(worker: ps.Worker) -> None:
         model = Mlp()
-        accelerator = Accelerator(cpu=True)
+        accelerator = accelerator_of()
         optimizer = worker.wrap(adamw(model), model)
         model, optimizer = accelerator.prepare(model, optimizer)
         accelerator.save_state(str(tmp_path))
@@ -130,6 +138,7 @@ def test_weights_that_load_state_writes_after_wrap_are_a_named_error(
 
 def test_batches_are_skipped_by_the_loader_and_not_by_accelerate(cluster: Cluster) -> None:
     """As the Trainer does it when it goes on inside an epoch; `ignore_data_skip` leaves it to the loader."""
+    from accelerate import skip_first_batches  # noqa: PLC0415
 
     def body(worker: ps.Worker) -> None:
         loader, whole = (worker.loader(torch.arange(12), batch_size=4) for _ in range(2))
@@ -178,6 +187,8 @@ def data() -> DataLoader[Any]:
 
 
 def test_lightning_takes_a_wrapped_optimizer_for_one_of_its_class(cluster: Cluster) -> None:
+    from pytorch_lightning.core.optimizer import LightningOptimizer  # noqa: PLC0415
+
     def body(worker: ps.Worker) -> None:
         model = seeded(Mlp)
         optimizer = worker.wrap(adamw(model), model)

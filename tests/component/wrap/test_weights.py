@@ -70,7 +70,8 @@ def test_a_graph_of_before_the_weights_were_asked_for_goes_through_no_backward()
         optimizer=OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),))),
     )
     parameter = nn.Parameter(torch.ones(3000))
-    weights = ShownWeights(TableMemory(Plan(spec, 1), Sharing.PRIVATE), {"p": parameter})
+    memory = TableMemory(Plan(spec, 1), Sharing.PRIVATE)
+    weights = ShownWeights(memory, {"p": parameter}, memory.partitions)
     loss = parameter.square().sum()
     weights.expect()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -124,6 +124,13 @@ def test_what_is_no_model_is_refused(cluster: Cluster):
     def body(worker: ps.Worker) -> None:
         with pytest.raises(ps.UsageError, match=r"wrap takes the model, a torch.nn.Module, got NoneType"):
             worker.wrap(sgd(seeded(Mlp)), None)
+        model = seeded(Mlp)
+        optimizer = sgd(model)
+        with pytest.raises(ps.UsageError, match=r"the optimizer first: worker\.wrap\(optimizer, model\)"):
+            worker.wrap(model, optimizer)
+        wrapped = worker.wrap(optimizer, model)
+        with pytest.raises(ps.UsageError, match=r"this optimizer is what worker\.wrap has returned"):
+            worker.wrap(wrapped, model)
 
     run_workers(cluster, body)
 

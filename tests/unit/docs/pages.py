@@ -35,10 +35,11 @@ class Block:
 
 def blocks(info: str) -> list[Block]:
     """All blocks of that kind, of all pages."""
-    return [block for page in PAGES for block in _blocks_of(page) if block.info == info]
+    return [block for page in PAGES for block in blocks_of(page) if block.info == info]
 
 
-def _blocks_of(page: Path) -> list[Block]:
+def blocks_of(page: Path) -> list[Block]:
+    """All blocks of a page."""
     text = page.read_text()
     return [
         Block(name_of(page), text.count("\n", 0, match.start()) + 2, match[1].strip(), match[2])

@@ -1,4 +1,4 @@
-"""docs/compatibility.md: every row names tests, and these exist."""
+"""docs/compatibility/: every row names tests, and these exist."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from .named_tests import fault_of_cell
-from .pages import ROOT, table
+from .pages import ROOT, name_of, table
 
-PAGE = "docs/compatibility.md"
+FOLDER = ROOT / "docs" / "compatibility"
+PAGES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
 HEADER = ("case", "what happens", "test")
 
 
@@ -21,7 +22,7 @@ def fault_of(row: Sequence[str]) -> str | None:
     return fault_of_cell(row[2])
 
 
-ROWS = table(PAGE, *HEADER)
+ROWS = [row for page in PAGES for row in table(name_of(page), *HEADER)]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
@@ -32,9 +33,16 @@ def test_every_row_names_tests_that_exist(row):
 
 def test_no_row_stands_outside_these_tables():
     """Under another header a row would not be looked at."""
-    lines = [line for line in (ROOT / PAGE).read_text().splitlines() if line.startswith("|")]
+    lines = [line for page in PAGES for line in page.read_text().splitlines() if line.startswith("|")]
     headers = [line for line in lines if line == f"| {' | '.join(HEADER)} |"]
     assert len(lines) == len(ROWS) + 2 * len(headers)
+
+
+def test_every_topic_is_named_in_the_list():
+    """With the title that its page has."""
+    listed = table("docs/compatibility/README.md", "topic")
+    titles = [f"[{page.read_text().splitlines()[0].removeprefix('# ')}]({page.name})" for page in PAGES]
+    assert sorted(row[0] for row in listed) == sorted(titles)
 
 
 def test_no_case_comes_twice():

@@ -21,6 +21,7 @@ from ps_worker import cli as worker
 from .pages import PAGES, ROOT, blocks, commands, name_of, prose, table
 
 FOLDERS = ("ps_wire", "ps_server", "ps_worker", "ps_lab", "protos", "examples", "benchmarks", "docs", "tests")
+THEIRS = ("torchrun", "horovodrun")  # launchers of others, which tutorials name
 APPS = {"ps-server": server.app, "ps-worker": worker.app, "ps-lab": lab.app}
 
 
@@ -72,11 +73,13 @@ def test_commands_have_the_options_that_are_used(where, words):
     elif program == "python":
         source = (ROOT / rest[0]).read_text()
         assert all(f'"{word}"' in source for word in rest[1:] if word.startswith("--")), where
+    elif program in THEIRS:
+        assert all((ROOT / word).exists() for word in rest if word.startswith("examples/")), where
     elif program == ".":
         assert rest == [".venv/bin/activate"], where
     else:
         command = rest.pop(0) if program == "ps-lab" else None
-        if command in ("bench", "job", "snapshot"):
+        if command in ("bench", "job", "pipeline", "snapshot"):
             command += f" {rest.pop(0)}"
         known = options(program, command)
         scripts = [place for place, word in enumerate(rest) if word.endswith(".py")]

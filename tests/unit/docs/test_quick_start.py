@@ -13,6 +13,7 @@ from ps_lab.cluster.cluster import command_path, free_ports
 from ps_lab.cluster.process_handle import ProcessHandle
 from ps_lab.status.observer import ask
 from ps_wire.errors import Unavailable
+from tests.integration.processes import Process
 from tests.until import LIMIT_S, until
 
 from .pages import ROOT, commands
@@ -60,10 +61,10 @@ def _terminals() -> Iterator[Terminals]:
 
 
 def quick_start(
-    program: str, page_name: str = "README.md", heading: str = "## Five terminals"
+    given: list[int], program: str, page_name: str = "README.md", heading: str = "## Five terminals"
 ) -> list[list[str]]:
-    """The commands of that program in a section of a page, with ports that are free here."""
-    ports = dict(zip(("50051", "50052"), map(str, PORTS), strict=True))
+    """The commands of that program in a section of a page, with the given ports."""
+    ports = dict(zip(("50051", "50052"), map(str, given), strict=True))
     lines = [*(ROOT / page_name).read_text().splitlines(), "## "]
     first = lines.index(heading) + 1
     last = next(number for number, line in enumerate(lines, 1) if number > first and line.startswith("## "))
@@ -78,16 +79,14 @@ def quick_start(
     return found
 
 
-PORTS = free_ports(2)
-
-
 def test_five_terminals_status_and_ctrl_c_in_each(terminals):
     """Two servers, three workers, status while they train; Ctrl-C ends each with 130, in order."""
     pytest.importorskip("sklearn")
-    servers = [terminals.type(words) for words in quick_start("ps-server")]
-    (worker_words,) = quick_start("ps-worker")
+    ports = free_ports(2)
+    servers = [terminals.type(words) for words in quick_start(ports, "ps-server")]
+    (worker_words,) = quick_start(ports, "ps-worker")
     workers = [terminals.type(worker_words) for _ in range(3)]
-    status_words = next(words for words in quick_start("ps-lab") if words[1] == "status")
+    status_words = next(words for words in quick_start(ports, "ps-lab") if words[1] == "status")
     deadline_s = time.monotonic() + LIMIT_S
     while " running " not in (shown := terminals.type(status_words).communicate(timeout=LIMIT_S)[0]):
         assert time.monotonic() < deadline_s, shown
@@ -96,47 +95,55 @@ def test_five_terminals_status_and_ctrl_c_in_each(terminals):
     assert [process.poll() for process in workers[1:]] == [None, None]  # they go on without it
     assert terminals.ctrl_c(*workers[1:]) == [130, 130]
     assert terminals.ctrl_c(*servers) == [130, 130]
-    for port in PORTS:
+    for port in ports:
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-@pytest.mark.timeout(900)  # nine processes, one after the other: 187 s at a load of 20 on two cores
-def test_a_snapshot_is_taken_looked_at_gone_on_from_exported_and_restored(terminals, tmp_path):
+@pytest.mark.timeout(900)  # nine processes, one after the other
+def test_a_snapshot_is_taken_looked_at_gone_on_from_exported_and_restored(spawn, tmp_path, monkeypatch):
     """The page on snapshots, with the folder and the file elsewhere."""
     pytest.importorskip("sklearn")
+    monkeypatch.chdir(ROOT)
+    ports = free_ports(2)
     section = ("docs/snapshots.md", "## A snapshot, by hand")
     folder, model = str(tmp_path / "snapshots"), str(tmp_path / "model.safetensors")
     elsewhere = {"snapshots": folder, "model.safetensors": model}
 
     def typed(program: str) -> list[list[str]]:
-        return [[elsewhere.get(word, word) for word in words] for words in quick_start(program, *section)]
+        return [
+            [elsewhere.get(word, word) for word in words] for words in quick_start(ports, program, *section)
+        ]
 
     def said(words: list[str]) -> str:
-        process = terminals.type(words)
-        out = process.communicate(timeout=LIMIT_S)[0]
-        assert process.returncode == 0, out
-        return out
+        process = spawn(*words)
+        assert process.wait_end() == 0, process.text
+        return " ".join(process.text.split())
+
+    def ctrl_c(*processes: Process) -> list[int]:
+        for process in processes:
+            process.signal(signal.SIGINT)
+        return [process.wait_end() for process in processes]
 
     (server_words,), (worker_words,) = typed("ps-server"), typed("ps-worker")
     take, list_all, verify, export, restore = typed("ps-lab")
 
     def running() -> bool:
         try:
-            job = ask((f"127.0.0.1:{PORTS[0]}",)).job("kept")
+            job = ask((f"127.0.0.1:{ports[0]}",)).job("kept")
         except Unavailable:
             return False
         return job is not None and job.state == "running"
 
-    server, worker = terminals.type(server_words), terminals.type(worker_words)
+    server, worker = spawn(*server_words), spawn(*worker_words)
     until(running, "the job trains")
     assert folder in said(take)
     assert " kept " in said(list_all)
     assert "is whole" in said(verify)
-    assert terminals.ctrl_c(worker, server) == [130, 130]
-    server, worker = terminals.type(server_words), terminals.type(worker_words)
+    assert ctrl_c(worker, server) == [130, 130]
+    server, worker = spawn(*server_words), spawn(*worker_words)
+    worker.wait_line("goes on from its weights and steps")
     until(running, "the job trains again")
     assert f"{model}: " in said(export)
     assert "job kept goes on from step" in said(restore)
-    assert terminals.ctrl_c(worker, server) == [130, 130]
-    assert "goes on from its weights and steps" in worker.communicate(timeout=LIMIT_S)[0]
+    assert ctrl_c(worker, server) == [130, 130]

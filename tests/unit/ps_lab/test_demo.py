@@ -53,3 +53,23 @@ def test_every_model_has_to_reach_the_target_in_the_mean(tmp_path: Path) -> None
     missing = made_folder(tmp_path / "missing", FEW, only=lambda run: run.model != "bsp")
     with pytest.raises(DemoFailed, match=r"bsp \(quiet\) came to nan"):
         demo.check(missing)
+
+
+def test_the_groups_have_a_row_and_have_to_learn() -> None:
+    said = ["epoch 9: loss 0.1", "test accuracy 0.9800"]
+    row = demo.groups_row(said, 12.3)
+    assert row == "bsp, 2 groups of 2 ranks: test accuracy 0.9800 after 10 epochs, in 12 s with its start"
+    assert demo.GROUPS.script.is_file()
+    for few, what in ((["test accuracy 0.5000"], "came to 0.5000"), (said[:1], "said no accuracy")):
+        with pytest.raises(DemoFailed, match=f"2 groups of 2 ranks must reach accuracy >= 0.95, and {what}"):
+            demo.groups_row(few, 1.0)
+
+
+def test_the_pipeline_has_a_row_and_has_to_learn() -> None:
+    said = ["step 20: loss 3.100", "step 40: loss 2.700"]
+    row = demo.pipeline_row(said, 12.3)
+    assert row == "bsp, a pipeline of 2 stages: loss 2.700 after 40 steps on text, in 12 s with its start"
+    assert demo.PIPELINE.script.is_file()
+    for few, what in ((["step 20: loss 4.600"], "came to 4.600"), ([], "said no loss")):
+        with pytest.raises(DemoFailed, match=f"a pipeline of 2 stages must reach a loss <= 3.2, and {what}"):
+            demo.pipeline_row(few, 1.0)

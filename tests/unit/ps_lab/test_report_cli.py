@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from ps_lab.cli import main
 from ps_lab.experiments.experiment import read
 from ps_lab.experiments.plan import runs
 from tests.until import LIMIT_S
 
 from .compare.made import EXPERIMENT, made_folder
+from .compare.painting import unpainted
 
 EXPERIMENTS = sorted((Path(__file__).resolve().parents[3] / "examples" / "experiments").glob("*.toml"))
 FEW = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]")
@@ -34,19 +36,30 @@ def test_it_says_what_was_found_and_where_the_report_is(tmp_path: Path) -> None:
     assert any("bsp before" in line for line in sentences)
 
 
-def test_its_exit_code_says_that_runs_are_missing(tmp_path: Path) -> None:
+def exit_code(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """That of `ps-lab report` in this process, whose figures stay empty."""
     pytest.importorskip("matplotlib", reason="the extra compare is not installed")
+    unpainted(monkeypatch, "svg", "png")
+    monkeypatch.setattr(sys, "argv", ["ps-lab", "report", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_its_exit_code_says_that_runs_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = made_folder(tmp_path / "out", FEW, only=lambda run: run.model == "bsp")
-    done = report(str(folder.path))
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].endswith("report.html")
+    assert exit_code(monkeypatch, str(folder.path)) == 1
+    assert capfd.readouterr().out.splitlines()[-1].endswith("report.html")
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra compare is not installed")
-    done = report(str(tmp_path))
-    assert done.returncode == 64
-    assert "no folder of a comparison" in done.stderr
+def test_a_folder_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(monkeypatch, str(tmp_path)) == 64
+    assert "no folder of a comparison" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

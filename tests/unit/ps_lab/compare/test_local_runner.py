@@ -13,8 +13,8 @@ TEXT = 'name = "tiny"\nscript = "train.py"\nmodels = ["bsp"]\n'
     ("more", "said"),
     [
         ('[[profiles]]\nname = "link"\nstraggler = "slow_link:f=8"\n', "profiles: link: slow_link cannot"),
-        ('baselines = ["none"]\n', "baselines: none, data parallel without servers, cannot be run yet"),
         ('baselines = ["ddp"]\nrecord = false\n', "record: baselines have no servers"),
+        ('baselines = ["none"]\nrecord = false\n', "record: baselines have no servers"),
         ("group_size = 2\n", "group_size: there are no worker groups yet"),
     ],
 )

@@ -16,6 +16,8 @@ pytest.importorskip("matplotlib", reason="the extra compare is not installed")
 
 from ps_lab.compare.report import headlines, make, shown
 
+from .painting import unpainted
+
 FEW = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0, 1]")
 WIDE = FEW.replace(
     '["bsp", "ssp:3", "asp"]\nworkers = 4', '["bsp", "ssp:1", "ssp:3", "asp"]\nworkers = [2, 4]'
@@ -114,7 +116,8 @@ def test_the_summary_has_the_sentences_and_the_limits(plain):
     assert "| model | profile |" in text
 
 
-def test_what_comes_from_a_file_is_escaped(tmp_path: Path):
+def test_what_comes_from_a_file_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    unpainted(monkeypatch, "svg", "png")
     text = FEW.replace('"Made for a test."', "'<script>alert(1)</script>'").replace('"quiet"', "'<b>&'")
     _, page, out = made(tmp_path, text)
     assert "<script>alert(1)</script>" in page.text
@@ -187,8 +190,9 @@ AWKWARD = {
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_a_report_is_made_of_whatever_there_is(tmp_path: Path, name: str):
+def test_a_report_is_made_of_whatever_there_is(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     """Without a warning of numpy's or matplotlib's, and with every figure that the runs have."""
+    unpainted(monkeypatch, "png")  # the same lines and words as in the SVG before it
     text, change, only = AWKWARD[name]
 
     def short(run, world: World) -> None:
@@ -213,7 +217,8 @@ def test_a_report_is_made_of_whatever_there_is(tmp_path: Path, name: str):
         assert any(figure.startswith("loss") for figure in drawn)
 
 
-def test_a_law_that_does_not_hold_is_at_the_top(tmp_path: Path):
+def test_a_law_that_does_not_hold_is_at_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    unpainted(monkeypatch, "svg", "png")
     folder = made_folder(tmp_path / "out", FEW)
     run = next(run for run in folder.runs if run.run.model == "asp")
     file = next(run.records.iterdir())
@@ -225,7 +230,8 @@ def test_a_law_that_does_not_hold_is_at_the_top(tmp_path: Path):
     assert text.index("Laws that did not hold") < text.index("What this comparison cannot show")
 
 
-def test_two_folders_are_put_beside_each_other(tmp_path: Path):
+def test_two_folders_are_put_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    unpainted(monkeypatch, "png")
     made_folder(tmp_path / "old", FEW)
     made_folder(tmp_path / "new", FEW)
     report = make(tmp_path / "new", tmp_path / "old")

@@ -66,6 +66,7 @@ def tables(draw) -> TableSpec:
         optimizer=OptimizerSpec(name=draw(st.text(max_size=8)), hyperparameters=hyper),
         buckets=options,
         clip_grad_norm=draw(st.none() | st.floats(1e-300, 1e300)),
+        stages=draw(st.just(()) | st.tuples(*[st.integers(0, 1023)] * len(parameters))),
     )
 
 

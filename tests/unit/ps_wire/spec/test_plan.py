@@ -50,12 +50,13 @@ def tables(draw) -> TableSpec:
         )
         for index in range(count)
     ]
+    stages = draw(st.just(()) | st.tuples(*[st.integers(0, 2)] * count))
     options = BucketOptions(
         bucket_bytes=draw(st.integers(0, 200_000)),
         first_bucket_bytes=draw(st.integers(0, 20_000)),
         partition_bytes=draw(st.integers(1, 5)) * PAGE_BYTES,
     )
-    return table(*parameters, buckets=options)
+    return replace(table(*parameters, buckets=options), stages=stages)
 
 
 PLANS = st.builds(Plan, tables(), st.integers(1, 7))
@@ -210,6 +211,14 @@ def test_a_bucket_holds_one_group_dtype_and_device(plan):
         assert bucket.item_bytes == ITEM_BYTES[bucket.dtype]
     placed = sorted(place.parameter for bucket in plan.buckets for place in bucket.placements)
     assert placed == list(range(len(plan.parameters)))
+
+
+@given(tables())
+def test_a_bucket_holds_one_stage_of_a_pipeline(spec):
+    """No bucket, and so no partition, belongs to two stages."""
+    stages = spec.stages or (0,) * len(spec.parameters)
+    for bucket in Plan(spec, 3).buckets:
+        assert len({stages[place.parameter] for place in bucket.placements}) == 1
 
 
 @given(tables())

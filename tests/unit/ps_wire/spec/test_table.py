@@ -57,6 +57,18 @@ DIFFERENCES = [
 ]
 
 
+def test_where_a_table_is_cut_into_stages_is_no_difference():
+    """A worker takes over the stages of the job's table: the same job goes on with others, or with none."""
+    check_same(TABLE, replace(TABLE, stages=tuple(range(len(TABLE.parameters)))))
+
+
+@pytest.mark.parametrize("stages", [(0,) * 99, (-1,), (1024,)])
+def test_stages_are_one_for_each_parameter(stages):
+    """What a worker says of stages is bounded."""
+    with pytest.raises(UsageError, match="stages"):
+        replace(TABLE, stages=stages * (1 if len(stages) > 1 else len(TABLE.parameters)))
+
+
 @pytest.mark.parametrize(("what", "expected", "got", "other"), DIFFERENCES)
 def test_a_difference_is_named(what, expected, got, other):
     """The error says what differs, what the job has, and what the worker brought."""

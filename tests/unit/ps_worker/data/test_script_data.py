@@ -23,8 +23,8 @@ class Worker:
     def __init__(self) -> None:
         self.asked: Callable[[], None] = lambda: None
 
-    def is_behind(self) -> bool:
-        return False
+    def steps_behind(self) -> int:
+        return 0
 
     def begin_iterator(self) -> None: ...
 

@@ -49,6 +49,12 @@ def test_without_a_group_no_launcher_is_asked() -> None:
     assert made.num_workers == 1
 
 
+def test_a_group_without_servers_is_worker_0() -> None:
+    made = settings.read({"PS_SERVERS": "none", **torchrun(1, 2), "PS_GROUP_SIZE": "2"})
+
+    assert (made.servers, made.worker, made.num_workers, made.ranks.rank) == ((), 0, 1, 1)
+
+
 def test_groups_are_counted_where_nobody_says_how_many_workers_there_are() -> None:
     made = settings.read({**SERVED, **torchrun(3, 6)})
 
@@ -66,7 +72,7 @@ def test_groups_are_counted_where_nobody_says_how_many_workers_there_are() -> No
         ({**SERVED, "PS_GROUP_RANK": "2", "PS_WORKER": "0"}, "rank 2 of a group of 2"),
         ({**SERVED, "PS_GROUP_RANK": "0"}, "worker .PS_WORKER. is None"),
         ({**SERVED, **torchrun(2, 4), "PS_NUM_WORKERS": "1"}, "from 0 to 0"),
-        ({**SERVED, **torchrun(0, 2), "PS_SERVERS": "none"}, "a group needs servers"),
+        ({**SERVED, **torchrun(0, 4), "PS_SERVERS": "none"}, "num_workers .* is 2, which needs servers"),
         ({**SERVED, **torchrun(0, 2), "PS_GROUP_REDUCE": "magic"}, "group_reduce"),
         ({**SERVED, **torchrun(0, 4), "PS_CONSISTENCY": "bsp:backup=1"}, "no backup"),
     ],
@@ -78,3 +84,35 @@ def test_what_does_not_fit_is_refused_with_its_variable(environment: dict[str, s
 
 def test_a_reader_is_in_no_group() -> None:
     assert settings.read({**SERVED, "PS_ROLE": "reader"}).ranks == ALONE
+
+
+STAGED = {"PS_SERVERS": "127.0.0.1:50051", "PS_PIPELINE_STAGES": "3"}
+
+
+def test_a_stage_that_a_person_starts_is_the_rank_of_its_number() -> None:
+    made = settings.read({**STAGED, "PS_WORKER": "1", "PS_NUM_WORKERS": "2", "PS_STAGE": "2"})
+
+    assert made.pipeline
+    assert (made.worker, made.ranks) == (1, Ranks(rank=2, size=3))
+
+
+def test_the_stages_of_a_launcher_are_dealt_to_workers_in_order() -> None:
+    made = settings.read({**STAGED, **torchrun(5, 6)})
+
+    assert made.pipeline
+    assert (made.worker, made.num_workers, made.ranks.rank) == (1, 2, 2)
+    assert not settings.read({**SERVED, **torchrun(3, 6)}).pipeline
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"PS_STAGE": "3", "PS_WORKER": "0"}, "3 stages are numbered from 0 to 2"),
+        ({"PS_STAGE": "1"}, "does not say of which worker"),
+        ({"PS_GROUP_SIZE": "2", **torchrun(0, 6)}, "leave group_size out"),
+        ({"PS_SERVERS": "none", "PS_STAGE": "0", "PS_WORKER": "0"}, "servers is not set"),
+    ],
+)
+def test_what_does_not_fit_a_pipeline_is_refused(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings.read({**STAGED, **environment})

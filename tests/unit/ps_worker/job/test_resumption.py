@@ -76,3 +76,18 @@ def test_own_state_of_a_snapshot_goes_with_the_epoch_that_it_was_in(resumption, 
     assert side.load.call_count == 1
     assert not resumption.begin_epoch(4)
     assert side.load.call_count == 1
+
+
+def test_who_was_evicted_before_its_table_had_started_asks_again_where_the_job_is(side, script):
+    """What it had been told is older: the job went on, and its epochs with it."""
+    noted = iter([Positions(epoch=epoch, loaders=(), worker=1).pack() for epoch in (1, 3)])
+    taken = []
+    joined = SimpleNamespace(worker=0, ended=False, rolled_back=False)
+    calls = SimpleNamespace(position=lambda live: (next(noted), {0: 8}))
+    script.take_up = lambda at, clocks: taken.append(at.epoch) or True
+    script.has_data = lambda: False
+    side.__bool__ = lambda _side: False
+    made = Resumption(SimpleNamespace(joined=joined, calls=calls), side, script)
+    made.first(live=True)
+    made.go_on(made.find())
+    assert taken == [1, 3]

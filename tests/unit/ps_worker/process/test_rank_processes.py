@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from ps_wire.errors import ConfigurationRefused
 from ps_worker.process import rank_processes
 
 WAITS = [sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]
+EXITS = [
+    *WAITS[:-1],
+    "import os; code = int(os.environ['CODE']); code < 0 and os.kill(os.getpid(), -code); os._exit(code)",
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    threads = torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
+    gc.unfreeze()
     for number, handler in kept.items():
         signal.signal(number, handler)
 
@@ -27,25 +38,53 @@ def handlers() -> Iterator[None]:
 def test_where_the_system_starts_no_more_processes_those_that_were_started_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun: list[subprocess.Popen[bytes]] = []
+    begun: list[int] = []
+    real = os.fork
 
-    class Full(subprocess.Popen[bytes]):
-        def __init__(self, *given: Any, **options: Any) -> None:
-            if len(begun) == 2:
-                raise BlockingIOError(11, "Resource temporarily unavailable")
-            super().__init__(*given, **options)
-            begun.append(self)
+    def full() -> int:
+        if len(begun) == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        begun.append(real())
+        return begun[-1]
 
-    monkeypatch.setattr(rank_processes.subprocess, "Popen", Full)
+    monkeypatch.setattr(os, "fork", full)
 
     with pytest.raises(ConfigurationRefused, match="2 of 3 processes of --nproc were started"):
-        rank_processes.run(WAITS, [{}] * 3)
+        rank_processes.run([{}] * 3, WAITS)
 
-    assert [child.returncode for child in begun] == [-signal.SIGKILL] * 2
+    for pid in begun:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, 0)  # it has ended, and was waited for
 
 
-def test_the_exit_code_is_that_of_the_rank_that_failed_first() -> None:
-    command = [sys.executable, "-I", "-S", "-c", "import os; os._exit(int(os.environ['CODE']))"]
+@pytest.mark.parametrize("command", [EXITS, ()], ids=["fresh", "forked"])
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(command: list[str]) -> None:
+    for codes, first in ((("0", "0"), 0), (("0", "75"), 75), (("-9", "0"), 137)):
+        code = rank_processes.run([{"CODE": it} for it in codes], command)
+        if code is None:  # this is a rank
+            os._exit(exits())
+        assert code == first
 
-    assert rank_processes.run(command, [{"CODE": "0"}, {"CODE": "0"}]) == 0
-    assert rank_processes.run(command, [{"CODE": "0"}, {"CODE": "75"}]) == 75
+
+def exits() -> int:
+    code = int(os.environ["CODE"])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def test_a_rank_that_goes_on_from_the_fork_has_the_signals_of_before_and_numbers_of_its_own() -> None:
+    drawn, written = os.pipe()
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    if rank_processes.run([{}] * 2) is None:
+        kept = before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        os.write(written, f"{kept and not blocked} {np.random.random()}\n".encode())
+        os._exit(0)
+
+    os.close(written)
+    with os.fdopen(drawn) as lines:
+        said = [line.split() for line in lines]
+    assert [kept for kept, _ in said] == ["True", "True"]
+    assert said[0][1] != said[1][1]

@@ -1,0 +1,81 @@
+"""A training script for a pipeline of two stages: says what it came to, for whoever checks the arithmetic.
+
+Arguments: folder, steps, then words that change what it does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+import ps_worker as ps
+
+MICROBATCHES = 4
+BATCH = 16
+LOSS = torch.nn.functional.mse_loss
+
+
+def build() -> torch.nn.Module:
+    torch.manual_seed(7)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.Tanh()) for _ in range(4)]
+    return torch.nn.Sequential(*blocks, torch.nn.Linear(24, 3))
+
+
+def batch_of(worker: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * worker + step)
+    return torch.randn(BATCH, 24, generator=generator), torch.randn(BATCH, 3, generator=generator)
+
+
+def by_micro_batches(model: torch.nn.Module, inputs: torch.Tensor, target: torch.Tensor) -> float:
+    """The gradients of a batch in one process, in the order of a pipeline; gives the loss."""
+    found = []
+    for part, wanted in zip(inputs.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
+        loss = LOSS(model(part), wanted)
+        loss.backward()
+        found.append(loss.item())
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.div_(MICROBATCHES)
+    return sum(found) / len(found)
+
+
+def main() -> None:
+    folder, steps, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    with ps.connect() as worker:
+        model, parts = build(), ()
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if worker.group_size > 1:
+            pipe = worker.pipeline(
+                model,
+                microbatches=MICROBATCHES,
+                example=batch_of(0, 0)[0],
+                cuts=["1.0"] if worker.rank and "cut elsewhere" in words else None,
+            )
+            optimizer, parts = worker.wrap(inner, pipe), pipe.cuts
+        else:
+            optimizer = worker.wrap(inner, model)
+        print("started", worker.rank, worker.group_rank, flush=True)
+        losses = []
+        while worker.step < steps:
+            optimizer.zero_grad()
+            batch = batch_of(worker.rank, worker.step)
+            losses.append(
+                pipe.step(*batch, loss_fn=LOSS).item() if parts else by_micro_batches(model, *batch)
+            )
+            if "print" in words:
+                print("step", len(losses), flush=True)
+            optimizer.step()
+        if "leaves" in words:
+            return
+        worker.finish()
+        state = pipe.state_dict() if parts else model.state_dict()
+        torch.save(
+            {"losses": losses, "state": state, "cuts": parts},
+            folder / f"{worker.rank}-{worker.group_rank}.pt",
+        )
+
+
+if __name__ == "__main__":
+    main()

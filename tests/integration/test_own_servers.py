@@ -1,0 +1,121 @@
+"""A group without servers: each rank runs the shard of its number in its own process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from ps_lab.cluster.process_handle import ProcessHandle
+from ps_lab.traces import put_together
+from ps_wire.v1.shard_pb2 import TablesRequest
+from ps_worker.transport.grpc_service import GrpcService
+
+from .processes import Start
+
+pytestmark = pytest.mark.integration
+
+STEPS = 4
+SCRIPT = """
+import sys, torch, ps_worker as ps
+folder, steps = sys.argv[1], int(sys.argv[2])
+with ps.connect() as worker:
+    torch.manual_seed(worker.group_rank)
+    model = torch.nn.Sequential(torch.nn.Linear(96, 256), torch.nn.ReLU(), torch.nn.Linear(256, 32))
+    optimizer = worker.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
+    weights = lambda: [it.detach().clone() for it in model.parameters()]
+    rows = [(None, weights())]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 96)).square().mean().backward()
+        given = [it.grad.clone() for it in model.parameters()]
+        optimizer.step()
+        rows.append((given, weights()))
+    if worker.is_first:
+        torch.save(optimizer.state_dict(), folder + "/optimizer.pt")
+        print("trained", worker.group_size, flush=True)
+        open(folder + "/looked").read()
+    worker.finish()
+    torch.save(rows, f"{folder}/{worker.group_rank}.pt")
+"""
+
+
+def test_ranks_without_servers_share_one_optimizer_and_each_has_its_part_of_the_state(
+    spawn: Start, tmp_path: Path
+) -> None:
+    """Bit for bit one process with the mean in rank order; and the state that is saved is that process's."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    os.mkfifo(tmp_path / "looked")
+    traces = tmp_path / "traces"
+    traces.mkdir()
+
+    command = spawn(
+        *("ps-worker", "--servers", "none", "--nproc", "2", str(script), str(tmp_path), str(STEPS)),
+        PS_TRACE=str(traces),
+    )
+    addresses = command.wait_line(r"reduced over shm.* in its process: (\S+)")[1].split(",")
+    command.wait_line("^trained 2")
+    service = GrpcService(addresses)
+    state_bytes = [
+        sum(table.optimizer_bytes for table in service.shard(rank).Tables(TablesRequest()).tables)
+        for rank in range(2)
+    ]
+    service.close()
+    (tmp_path / "looked").write_text("")
+    assert command.wait_end() == 0, command.text
+
+    rows = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    weight_bytes = sum(it.nbytes for it in rows[0][0][1])
+    assert state_bytes == pytest.approx([2 * weight_bytes / 2] * 2, rel=0.1)  # Adam has two tensors
+    ours = [torch.nn.Parameter(it.clone()) for it in rows[0][0][1]]
+    optimizer = torch.optim.Adam(ours, lr=0.01, fused=True)
+    for mine, theirs in zip(rows[0], rows[1], strict=True):
+        if mine[0] is not None:
+            for parameter, first, second in zip(ours, mine[0], theirs[0], strict=True):
+                parameter.grad = (first + second) / 2
+            optimizer.step()
+        for expected, *found in zip(ours, mine[1], theirs[1], strict=True):
+            assert all(torch.equal(expected.detach(), it) for it in found)
+    events = put_together(traces)["traceEvents"]
+    names = [it["args"]["name"] for it in events if it["name"] == "process_name"]
+    assert names == ["worker 0 rank 0", "worker 0 rank 1"]
+    saved = torch.load(tmp_path / "optimizer.pt")
+    for index, state in optimizer.state_dict()["state"].items():
+        assert re.fullmatch("exp_avg exp_avg_sq step", " ".join(sorted(saved["state"][index])))
+        for name, value in state.items():
+            assert torch.equal(saved["state"][index][name].float(), value.float()), name
+
+
+ENDLESS = """
+import os, torch, ps_worker as ps
+with ps.connect() as worker:
+    model = torch.nn.Linear(64, 64)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for step in range(10**6):
+        optimizer.zero_grad()
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        if step == 5:
+            os.write(1, f"rank {worker.group_rank} {os.getpid()}\\n".encode())
+"""
+
+
+@pytest.mark.fault
+def test_where_a_rank_is_killed_with_its_server_the_others_end_and_say_so(
+    spawn: Start, tmp_path: Path
+) -> None:
+    """The other one has the coordinator, and waits for no answer of the shard that is gone."""
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    command = spawn("ps-worker", "--servers", "none", "--nproc", "2", "--lease", "4", str(script))
+    pids = dict(command.wait_line(r"^rank (\d) (\d+)").groups() for _ in range(2))
+
+    ProcessHandle(int(pids["1"])).send(signal.SIGKILL)
+
+    assert command.wait_end() == 137
+    assert re.search("GroupBroken: rank 1.* has gone", command.text), command.text

@@ -1,0 +1,82 @@
+"""Faults of what a worker gets that takes steps again."""
+
+from .mutant import Mutant
+
+AGAIN = "tests/unit/ps_worker/data/test_steps_again.py"
+LOADER = "ps_worker/data/loader.py"
+LIVE = "tests/unit/ps_server/coordinator/test_live_extras.py"
+RESUMPTION = "tests/unit/ps_worker/job/test_resumption.py"
+POSITION = "ps_worker/data/position.py"
+BEHIND = "tests/unit/ps_worker/data/test_position.py"
+
+MUTANTS = (
+    Mutant(
+        name="again: who has more steps behind it than its share has batches leaves the rest of the epoch",
+        file=LOADER,
+        text="        if trains and self._now is not None and not self._moved:\n",
+        fault="        if not self._dealer.behind and self._now is not None and not self._moved:\n",
+        tests=(f"{AGAIN}::test_while_there_is_more_of_an_epoch_all_steps_behind_are_taken_in_it",),
+    ),
+    Mutant(
+        name="again: what counts is handed out while steps are behind",
+        file=LOADER,
+        text="        if piece is not None and not (yield from self._catch_up(start.epoch, mine)):\n",
+        fault="        if False:\n",
+        tests=(f"{AGAIN}::test_while_there_is_more_of_an_epoch_all_steps_behind_are_taken_in_it",),
+    ),
+    Mutant(
+        name="again: a loader to validate on is gone through for steps that nobody takes of it",
+        file=LOADER,
+        text="        return stepped or not begun\n",
+        fault="        return True\n",
+        tests=(f"{AGAIN}::test_a_loader_of_which_no_steps_are_made_gives_its_share_once_and_asks_for_none",),
+    ),
+    Mutant(
+        name="again: who is sent to another epoch while it takes steps again asks for more of this one",
+        file=LOADER,
+        text="if trains and self._now is not None and not self._moved:",
+        fault="if trains and not self._moved:",
+        tests=(
+            f"{AGAIN}::test_a_script_that_is_sent_to_another_epoch_meanwhile_asks_for_nothing_of_this_one",
+        ),
+    ),
+    Mutant(
+        name="again: a joiner that was evicted is told what is older than where it enters",
+        file="ps_server/coordinator/live_extras.py",
+        text="        if (over := runner.job.over(joiner.worker, joiner.incarnation)) is not None:\n            raise over\n",
+        fault="",
+        tests=(f"{LIVE}::test_a_joiner_that_is_evicted_while_it_waits_for_a_position_gets_none",),
+    ),
+    Mutant(
+        name="again: a joiner hears of one that had come less far, before shards have said how far the last one had",
+        file="ps_server/coordinator/live_extras.py",
+        text="                await runner.settle()  #",
+        fault="                pass  #",
+        tests=(
+            f"{LIVE}::test_where_nobody_trains_any_more_a_joiner_hears_of_who_was_evicted_last_how_many_steps_count",
+        ),
+    ),
+    Mutant(
+        name="again: who joins again before its table has started goes on with what it had been told",
+        file="ps_worker/job/resumption.py",
+        text=" or self.state) and not joined.ended:\n",
+        fault=") and not joined.ended:\n",
+        tests=(
+            f"{RESUMPTION}::test_who_was_evicted_before_its_table_had_started_asks_again_where_the_job_is",
+        ),
+    ),
+    Mutant(
+        name="again: steps that others have taken since a worker went are left out",
+        file=POSITION,
+        text="mine if went_on or not counted else counted",
+        fault="counted or mine",
+        tests=(f"{BEHIND}::test_in_lockstep_steps_between_a_position_and_where_it_enters_are_taken_again",),
+    ),
+    Mutant(
+        name="again: a step that closed with a part of a push is taken again",
+        file=POSITION,
+        text="counted.get(table, 0) + 1 for",
+        fault="counted.get(table, 0) for",
+        tests=(f"{BEHIND}::test_in_lockstep_steps_between_a_position_and_where_it_enters_are_taken_again",),
+    ),
+)

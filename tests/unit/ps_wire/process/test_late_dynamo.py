@@ -1,0 +1,58 @@
+"""The stand-in for `torch._dynamo`, in a process where nothing has imported it yet."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.until import LIMIT_S
+
+BEGIN = """
+import sys, torch
+from ps_wire.process import late_dynamo
+
+late_dynamo.install()
+model = torch.nn.Linear(2, 2)
+NAMES = "SGD Adam AdamW Adagrad RMSprop Adadelta Adamax NAdam RAdam ASGD Rprop".split()
+for name in NAMES:
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+assert not any(name.startswith(("torch._dynamo.", "sympy")) for name in sys.modules)
+assert late_dynamo.is_late()
+assert not hasattr(sys.modules["torch._dynamo"], "__wrapped__")  # whoever looks through all modules
+assert late_dynamo.is_late()
+"""
+# Its own modules import each other by name: one that ran twice would have each class twice.
+BY_A_MODULE = """
+from torch._dynamo.exc import ObservedException
+import torch._dynamo.symbolic_convert, torch._dynamo.config
+
+assert not late_dynamo.is_late()
+assert torch._dynamo.symbolic_convert.ObservedException is ObservedException
+assert torch._dynamo.exc.__spec__.loader.get_filename() == torch._dynamo.exc.__file__
+assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
+assert torch._dynamo is sys.modules["torch._dynamo"]
+"""
+BY_COMPILING = """
+step = torch.optim.Optimizer.add_param_group.__wrapped__
+assert "__dynamo_disable" in vars(step)
+stand_in = sys.modules["torch._dynamo"]
+compiled = torch.compile(model, backend="eager")
+assert torch.equal(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))
+assert not late_dynamo.is_late()
+assert stand_in.optimize is torch._dynamo.optimize  # whoever still has the stand-in
+assert "__dynamo_disable" not in vars(step)  # so it is disabled at its next call
+torch.optim.SGD(model.parameters(), lr=0.1)
+assert vars(step)["__dynamo_disable"] is not step
+"""
+
+
+@pytest.mark.parametrize("then", [BY_A_MODULE, BY_COMPILING], ids=["by a module", "by compiling"])
+def test_optimizers_do_without_it_until_it_is_asked_for(then):
+    run = subprocess.run(
+        [sys.executable, "-c", BEGIN + then], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert run.returncode == 0, run.stderr

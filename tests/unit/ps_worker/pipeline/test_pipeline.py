@@ -1,0 +1,101 @@
+"""What a pipeline refuses before anything runs: on all stages, with hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ps_wire.errors import GroupBroken, PipelineError
+from ps_wire.process.ranks import Ranks
+from ps_worker.group.channel import Channel
+from ps_worker.pipeline.blocks import blocks_of
+from ps_worker.pipeline.cuts import cuts_of
+from ps_worker.pipeline.pipeline import Pipeline
+from tests.unit.ps_worker.group.wires import town
+
+
+@dataclass(frozen=True)
+class Place:
+    """A group, as far as it is asked before a schedule is made."""
+
+    channel: Channel
+    stages: None = None
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.channel.ranks
+
+    def broken(self, reason: str) -> GroupBroken:
+        return self.channel.broken(reason)
+
+
+def model_of(width: int = 4) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+
+
+def refused(*asked: dict[str, Any]) -> list[Any]:
+    """What each stage hears; one dict for each: how it differs from what is right."""
+    right = {
+        "width": 4,
+        "batch": 8,
+        "microbatches": 4,
+        "stages": len(asked),
+        "cuts": None,
+        "schedule": "1f1b",
+    }
+    every: list[dict[str, Any]] = [{**right, **one} for one in asked]
+    models = [model_of(one.pop("width")) for one in every]
+    blocks = [blocks_of(model) for model in models]
+    with town(len(asked)) as group:
+
+        def make(rank: int) -> object:
+            mine, model, place = every[rank], models[rank], Place(group.channels[rank])
+            example = torch.zeros(mine.pop("batch"), 4)
+            shared = {"microbatches": mine.pop("microbatches"), "schedule": mine.pop("schedule")}
+            cut = {"stages": mine.pop("stages"), "names": mine.pop("cuts"), "by": "parameters"}
+            cuts = cuts_of(blocks[rank], place, model, example=example, **cut, **shared)  # type: ignore[arg-type]
+            options = {"checkpoint": "never", "example": example, **shared, **mine}
+            return Pipeline(model, blocks[rank], place, cuts=cuts, **options)  # type: ignore[arg-type]
+
+        return group.run(make)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"microbatches": 3}, "microbatches is 3, which does not divide a batch of 8"),
+        ({"stages": 5}, "5 stages need as many blocks, and the model has 4"),
+        ({"schedule": "2f2b"}, "schedule is one of gpipe"),
+        ({"checkpoint": "sometimes"}, "checkpoint is one of never"),
+        ({"cuts": ["3", "1"], "stages": 3}, "stages follow each other as blocks do"),
+        ({"cuts": ["nine"]}, "no block is named 'nine'"),
+        ({"width": 5}, r"stage 0 does not run with the example \(float32\[2, 4\]"),
+    ],
+)
+def test_what_no_pipeline_can_do_is_refused_on_all_stages(asked: dict[str, Any], said: str) -> None:
+    for found in refused(asked, asked):
+        assert isinstance(found, PipelineError)
+        with pytest.raises(PipelineError, match=said):
+            raise found
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"width": 6}, "the parameters of the model"),
+        ({"schedule": "gpipe"}, "schedule"),
+        ({"microbatches": 2}, "microbatches"),
+        ({"batch": 16}, "example"),
+    ],
+)
+def test_stages_that_differ_are_named_with_their_hosts_on_all_of_them(
+    other: dict[str, Any], what: str
+) -> None:
+    for found in refused({}, other):
+        assert isinstance(found, PipelineError), found
+        assert f"stages differ in {what}: stage 0 on " in found.message
+        assert ", stage 1 on " in found.message
