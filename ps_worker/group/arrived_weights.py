@@ -1,4 +1,4 @@
-"""What each rank says when the weights that it owns have come: their versions, or why they cannot come.
+"""The words of ranks when the weights that each owns have come: their versions, or why they cannot come.
 
 All ranks hear it of all, so all know the versions of all partitions, and raise the same error. It must not
 know gradients.

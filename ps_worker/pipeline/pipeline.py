@@ -163,7 +163,7 @@ class Pipeline:
     def evaluate(self, *batch: torch.Tensor, loss_fn: LossFn) -> torch.Tensor:
         """Forward of one batch through all stages, without backward. See `step` for arguments and errors.
 
-        Whether modules train or evaluate is theirs: call `model.eval()` before, as always in torch.
+        Whether modules train or evaluate is theirs, as always in torch: see `torch.nn.Module.eval`.
 
         Args:
             batch: as in `step`, of the example's shape.
