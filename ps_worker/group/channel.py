@@ -68,7 +68,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """What this rank has said, and others may not have heard yet; see `Channel.say`.
+    """Words of this rank that others may not have heard yet; see `Channel.say`.
 
     Attributes:
         mine: it.
