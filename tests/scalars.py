@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run."""
+"""A run of TensorBoard, read as it reads one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) by tag, without what is void."""
+    """Gives (step, value) by tag, without what is void."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TensorBoard's own parts
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: PLC0415

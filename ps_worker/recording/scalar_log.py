@@ -1,4 +1,4 @@
-"""What a script logs, as scalars that TensorBoard shows: one run for each job, written by the first worker.
+"""Scalars that a script logs, for TensorBoard: one run for each job, written by the first worker.
 
     LOG_DIR/JOB/events.out.tfevents...   one file for each incarnation
 
