@@ -144,7 +144,7 @@ class Zygote:
     """Starts the project's commands by forking; see `zygote.py`."""
 
     def __init__(self, *modules: str) -> None:
-        """Modules are imported once, for all its children."""
+        """Modules, if they are installed, are imported once, for all its children."""
         run = f"runpy.run_path({ZYGOTE!r}, run_name='__main__')"
         self._server = ForkServer(f"import runpy, sys; sys.argv += {list(modules)!r}; {run}")
 
