@@ -37,6 +37,7 @@ with ps.connect() as worker:
     worker.finish()
 """
 ENDLESS = """
+import time
 import torch
 import ps_worker as ps
 
@@ -52,6 +53,7 @@ with ps.connect() as worker:
             optimizer.step()
             optimizer.zero_grad()
             worker.log(loss=loss)
+            time.sleep(0.01)
 """
 EXPERIMENT = """
 name = "tiny"
@@ -121,7 +123,7 @@ def test_what_was_broken_off_is_gone_on_with_and_nothing_is_repeated(compare, tm
 
 
 def test_ctrl_c_ends_all_processes_and_leaves_the_run_to_be_done(compare, tmp_path: Path):
-    process = compare("--only", "asp", steps=10**6)
+    process = compare("--only", "asp", script=ENDLESS)
     process.wait_line(r"asp, none, 2 workers, seed 0:  .*step ")
     process.signal(signal.SIGINT)
     assert process.wait_end() == 130
@@ -189,6 +191,7 @@ with ps.connect(role="reader", wait=100) as reader:
     while not ended:
         ended = reader.read(model).ended
         print(json.dumps(dict(unix_s=time.time(), held_s=0.01, norm=float(model.weight.norm()))), flush=True)
+        time.sleep(0.05)
 print("this is no look")
 """
 WHOLE = """

@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(
         name="fork server: a script does not find what lies beside it",
         file="ps_lab/cluster/fork_server.py",
-        text='Path(script).parent if script.endswith(".py") else ',
+        text='Path(command).parent if command.endswith(".py") else ',
         fault="",
         tests=("tests/unit/ps_lab/cluster/test_fork_server.py",),
     ),
