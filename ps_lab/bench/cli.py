@@ -23,7 +23,10 @@ app = typer.Typer(
 def roundtrip(
     model: Annotated[
         str | None,
-        typer.Option(help="Shapes of resnet50, gpt2, gpt2-xl, vgg16 or dlrm-dense.", show_default="resnet50"),
+        typer.Option(
+            help="Shapes of resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense or small-tensors.",
+            show_default="resnet50",
+        ),
     ] = None,
     shapes: Annotated[
         Path | None, typer.Option(help="Instead: a JSON file, a list of shapes.", show_default=False)

@@ -74,7 +74,10 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         (["launch", "--wire-dtype", "fp8", "SCRIPT"], "valid are: fp32, bf16, fp16"),
         (["launch", "--job", "a b", "SCRIPT"], "job name 'a b'"),
         (["launch", "no/such.py"], "no/such.py is not a file"),
-        (["bench", "roundtrip", "--model", "alexnet"], "resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense"),
+        (
+            ["bench", "roundtrip", "--model", "alexnet"],
+            "resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense, small-tensors",
+        ),
         (["bench", "roundtrip", "--shapes", "no/such.json"], "no/such.json: No such file"),
         (["bench", "roundtrip", "--shapes", "SCRIPT"], "is not JSON"),
         (["bench", "roundtrip", "--shapes", "SCRIPT", "--model", "gpt2"], "exclude each other"),
