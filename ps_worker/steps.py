@@ -37,6 +37,7 @@ from ps_worker.process.straggling import Straggling
 from ps_worker.process.waiting import LongWaits
 from ps_worker.recording.columns import RecordHeader
 from ps_worker.recording.recorder import StepRecorder, StepTotals
+from ps_worker.recording.scalar_log import ScalarLog
 from ps_worker.settings import Settings
 from ps_worker.step.step_host import TakesSteps
 from ps_worker.table import Table
@@ -93,6 +94,7 @@ class Steps:
         self._untrained_said = False
         self.data = ScriptData(settings.consistency, self, ALONE if settings.pipeline else settings.ranks)
         self.recorder = self._recorder(settings)
+        self._scalars = self._scalar_log(settings)
         self._samples = None if self.recorder is None else self.data.step_samples()
         self._straggling = self._stragglers(settings)
         self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
@@ -112,6 +114,7 @@ class Steps:
         self._joined = True
         if self.recorder is not None:
             self.recorder.enter(self._header())
+        self._enter_scalars(None if self.link.resumed else 0)
         if self.link.resumed:
             self.say(f"job {self._settings.job} is under way: this worker goes on from its weights and steps")
         else:
@@ -389,6 +392,7 @@ class Steps:
             self.data.end()
         if self.recorder is not None:
             self.recorder.enter(self._header(), max(steps.values(), default=0))
+        self._enter_scalars(max(steps.values(), default=0) + 1)
         self.data.drop_batch()
         stepped = self.link.rounds.stepped
         for owner in self._all:
@@ -407,6 +411,7 @@ class Steps:
         try:
             self.link.rejoiner.announce()
         except RolledBack as undone:
+            self._enter_scalars(undone.step + 1)
             if self._on_rollback is None and not self.data.goes_on:
                 self._renew()
                 self.data.run_again()
@@ -511,6 +516,15 @@ class Steps:
         certain = settings.nonfinite is not NonFinite.SKIP or not settings.consistency.aggregates
         return StepRecorder(settings.record, warn=self.say, certain=certain)
 
+    def _scalar_log(self, settings: Settings) -> ScalarLog | None:
+        if settings.log_dir is None:
+            return None
+        return ScalarLog(settings.log_dir, settings.job, warn=self.say)
+
+    def _enter_scalars(self, since: int | None) -> None:
+        if self._scalars is not None:
+            self._scalars.enter(first=self._number == 0 and self._settings.ranks.leads, since=since)
+
     def _stragglers(self, settings: Settings) -> Straggling | None:
         if not settings.stragglers.parts:
             return None
@@ -558,6 +572,8 @@ class Steps:
         self.metrics = {**self.metrics, name: number}  # heartbeats read it
         if self.recorder is not None:
             self.recorder.log(name, number)
+        if self._scalars is not None:
+            self._scalars.log(name, number, self.step)
 
     def progress(self) -> pb.Progress:
         """The progress that the next heartbeat brings to whoever watches the job."""
@@ -610,6 +626,8 @@ class Steps:
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             if self.recorder is not None:
                 last_first.callback(self.recorder.close, self._totals())
+            if self._scalars is not None:
+                last_first.callback(self._scalars.close)
             last_first.callback(self.link.close, reason)
             last_first.callback(self._settle_pushes)
             for handle in self._at_forwards:

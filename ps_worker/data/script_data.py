@@ -29,7 +29,7 @@ class DataListener(ScriptSteps, Protocol):
         """Called when a loader has nothing more of an epoch, before the script goes on behind its batches."""
 
     def begin_batch(self) -> None:
-        """Called before a batch is read in this process, or handed out."""
+        """Called before a batch is read in this process, else before it is handed out."""
 
     def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> bool:
         """Called when the script's loop is about to begin an epoch; whether it is to.
@@ -337,7 +337,6 @@ class ScriptData:
 
     def hand_out(self, loader: Loader, samples: int) -> None:
         """See `LoaderListener`."""
-        self.begin_batch()
         self.samples += samples
         self.batches += 1
         dealer = self._dealers[self._numbers[loader]]
