@@ -125,6 +125,14 @@ def launch(
             show_default="a new folder, which goes when the run ends well",
         ),
     ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_LOG_DIR",
+            help="Folder for TensorBoard: what the first worker logs is a run there, named for the job.",
+            show_default=False,
+        ),
+    ] = None,
     log_level: LogLevelOption = LogLevel.INFO,
     token_file: TokenFile = None,
     tls_dir: TlsDir = None,
@@ -155,7 +163,7 @@ def launch(
         pipeline_stages=pipeline_stages,
         nproc=nproc,
     )
-    named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir}
+    named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir, "PS_LOG_DIR": log_dir}
     environment = os.environ | {name: str(path.absolute()) for name, path in named.items() if path}
     environment[log_levels.VARIABLE] = log_level
     own = {name for parameter in context.command.params for name in parameter.opts}

@@ -5,7 +5,9 @@ from .mutant import Mutant
 AGAIN = "tests/unit/ps_worker/data/test_steps_again.py"
 LOADER = "ps_worker/data/loader.py"
 LIVE = "tests/unit/ps_server/coordinator/test_live_extras.py"
+RESUME = "tests/component/snapshots/test_resume.py"
 RESUMPTION = "tests/unit/ps_worker/job/test_resumption.py"
+NOTING = "tests/unit/ps_worker/membership/test_noting.py"
 POSITION = "ps_worker/data/position.py"
 BEHIND = "tests/unit/ps_worker/data/test_position.py"
 
@@ -78,5 +80,19 @@ MUTANTS = (
         text="counted.get(table, 0) + 1 for",
         fault="counted.get(table, 0) for",
         tests=(f"{BEHIND}::test_in_lockstep_steps_between_a_position_and_where_it_enters_are_taken_again",),
+    ),
+    Mutant(
+        name="again: a position is noted where a batch is handed out that was read already",
+        file=LOADER,
+        text="            if not self._reads_here:\n                self._listener.begin_batch()\n            self._listener.hand_out",
+        fault="            self._listener.begin_batch()\n            self._listener.hand_out",
+        tests=(f"{RESUME}::test_a_note_has_the_generators_as_they_were_before_its_batch_was_read",),
+    ),
+    Mutant(
+        name="again: a note that comes late is put as who the worker is by then",
+        file="ps_worker/membership/noting.py",
+        text="partial(self._put_one, note, self._put_now())",
+        fault="lambda: self._put_one(note, self._put_now())",
+        tests=(f"{NOTING}::test_a_note_that_is_put_late_is_put_as_the_incarnation_that_made_it",),
     ),
 )
