@@ -120,6 +120,13 @@ def run(
         Path | None,
         typer.Option(envvar="PS_TLS_DIR", help="Folder with ca.crt, tls.crt and tls.key: TLS both ways."),
     ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_LOG_DIR",
+            help="Folder for TensorBoard: what the first worker logs is a run there, named for the job.",
+        ),
+    ] = None,
     nproc: Annotated[
         int,
         typer.Option(envvar="PS_NPROC", min=1, help="Processes to start here: ranks of groups, or workers."),
@@ -192,7 +199,7 @@ def run(
     }
     if metrics_port is not None:
         os.environ["PS_METRICS_PORT"] = str(metrics_port)
-    for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir)):
+    for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir), ("PS_LOG_DIR", log_dir)):
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder
     worker = _number(worker, nproc, group_size, fresh=fresh, alone=servers == ALONE)
