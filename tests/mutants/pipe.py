@@ -57,6 +57,26 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="an evaluation compares all micro-batches with the first one's target",
+        file="ps_worker/pipeline/pipeline.py",
+        text="float(loss_fn(made, targets[number]))",
+        fault="float(loss_fn(made, targets[0]))",
+        tests=(
+            "tests/integration/test_pipeline.py::"
+            "test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process",
+        ),
+    ),
+    Mutant(
+        name="rank 0 does not get the buffers of other stages",
+        file="ps_worker/pipeline/pipeline.py",
+        text="buffer.copy_(received.view(buffer.shape))",
+        fault="received.view(buffer.shape)",
+        tests=(
+            "tests/integration/test_pipeline.py::"
+            "test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process",
+        ),
+    ),
+    Mutant(
         name="first values of tied weights are those of the other stage",
         file="ps_worker/group/stage_traffic.py",
         text="for of in self._loans for loan in of if not loan.adds]",
