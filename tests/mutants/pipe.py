@@ -3,6 +3,8 @@
 from .mutant import Mutant
 
 TRAFFIC = "tests/unit/ps_worker/group/test_stage_traffic.py"
+PIPELINES = "tests/integration/test_pipeline.py"
+TIED = f"{PIPELINES}::test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process"
 
 MUTANTS = (
     Mutant(
@@ -61,20 +63,14 @@ MUTANTS = (
         file="ps_worker/pipeline/pipeline.py",
         text="float(loss_fn(made, targets[number]))",
         fault="float(loss_fn(made, targets[0]))",
-        tests=(
-            "tests/integration/test_pipeline.py::"
-            "test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process",
-        ),
+        tests=(TIED,),
     ),
     Mutant(
         name="rank 0 does not get the buffers of other stages",
         file="ps_worker/pipeline/pipeline.py",
         text="buffer.copy_(received.view(buffer.shape))",
         fault="received.view(buffer.shape)",
-        tests=(
-            "tests/integration/test_pipeline.py::"
-            "test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process",
-        ),
+        tests=(TIED,),
     ),
     Mutant(
         name="first values of tied weights are those of the other stage",
