@@ -373,6 +373,7 @@ ROWS: tuple[Row, ...] = (
         "points",
     ),
     _row("the first of 4 stages: activations, 1f1b / gpipe", 0.65, _pipeline("share", what="memory")),
+    _row("the largest of 4 stages / a worker of one process: memory", 0.3, _pipeline("share", what="pss")),
     _row(
         "a killed server is ready again until training goes on: the worst",
         3,
