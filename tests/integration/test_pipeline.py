@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.faults.links import UNSHARE, refusal
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 from . import stages_apart
 from .pipeline_script import batch_of
@@ -76,6 +76,29 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     state = {name: it for row in rows for name, it in row["state"].items()}
     assert [len(row["losses"]) for row in rows] == [2, 2, 2]
     assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
+
+
+def test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits(
+    spawn: Start, tmp_path: Path
+) -> None:
+    folder, job = str(tmp_path), fresh_job()
+    options = "--snapshot-dir", f"{folder}/snapshots", "--snapshot-every", "5steps"
+    servers = Servers(spawn, 1, *options)
+    (stages,) = start_stages(spawn, servers, SCRIPT, folder, "1000000", "print", workers=1, job=job)
+    until(lambda: any(tmp_path.rglob("manifest.json")), "a snapshot")
+    for process in (*servers.processes, *stages):
+        process.kill()
+    servers = Servers(spawn, 1, *options)
+    (stages,) = start_stages(spawn, servers, SCRIPT, folder, "3", "more", workers=1, stages=3, job=job)
+    assert [stage.wait_end() for stage in stages] == [0, 0, 0]
+
+    said = servers.processes[0].wait_line(r"goes on from its snapshot \S+, step (\d+)")
+    model, _ = one_process(1, int(said[1]) + 3)
+    rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(3)]
+    state = {name: it for row in rows for name, it in row["state"].items()}
+    assert [len(row["losses"]) for row in rows] == [3, 3, 3]
+    assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
+    servers.close()
 
 
 def test_stages_on_two_hosts_find_each_other_and_send_over_the_link(tmp_path: Path) -> None:

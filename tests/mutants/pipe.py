@@ -73,6 +73,15 @@ MUTANTS = (
         tests=(TIED,),
     ),
     Mutant(
+        name="stages above the first do not hear that their job went back to a snapshot",
+        file="ps_worker/job/rank_presence.py",
+        text="return self.joined.resumed or self.joined.rolled_back",
+        fault="return self.joined.resumed",
+        tests=(
+            f"{PIPELINES}::test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits",
+        ),
+    ),
+    Mutant(
         name="first values of tied weights are those of the other stage",
         file="ps_worker/group/stage_traffic.py",
         text="for of in self._loans for loan in of if not loan.adds]",
