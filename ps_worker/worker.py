@@ -218,7 +218,8 @@ class Worker:
                 differ, this worker's next `step()` raises `HyperparametersDiffer`. Otherwise servers warn.
             gradient_as_bucket_view: as in DistributedDataParallel: after backward `p.grad` lies in the memory
                 that is pushed, which saves the memory of a gradient; with `zero_grad(set_to_none=False)` its
-                copy, too. With overlap, gradients must not be written to between backward and `step()`.
+                copy, too. With overlap, gradients must not be written to between backward and `step()`. In a
+                group `step()` leaves there what it reduced: the ranks' mean, or this rank's own.
             buckets: sizes of buckets and partitions.
 
         Raises:
@@ -640,8 +641,8 @@ class Worker:
             return overlap
         if overlap is True:
             self._refuse_in_group("overlap=True", "leave overlap out, or give overlap=False")
-        if as_views:
-            self._refuse_in_group("gradient_as_bucket_view=True", "leave it out")
+        if as_views and self._group is not None and self._group.stages is not None:
+            self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         if clip_grad_norm is not None and not self._settings.consistency.aggregates:
             self._refuse_in_group(
                 f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"

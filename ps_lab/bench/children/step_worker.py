@@ -62,7 +62,7 @@ def project(configuration: Mapping[str, Any], model: nn.Module) -> None:
             optimizers.make(configuration["optimizer"], model.parameters(), fused=False),
             model,
             overlap="auto" if configuration["overlap"] else False,
-            gradient_as_bucket_view=worker.group_size == 1,  # as the other; groups have it not
+            gradient_as_bucket_view=True,  # as the other
             buckets=buckets_of(configuration["bucket_mb"], weight_bytes),
         )
 
