@@ -23,6 +23,9 @@ pytest_plugins = ["tests.watchdog", "tests.skips", "tests.stress"]
 # As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# Imported once for all processes of the examples: else 1.5 s of a core in each.
+OF_EXAMPLES = ("sklearn.datasets", "sklearn.model_selection")
+
 # A shell starts background jobs with SIGINT ignored, which children inherit: no Ctrl-C could be tested then.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,10 +62,10 @@ def _loggers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
-    """Starts commands cheaply; one for all tests of this process, since its start costs 4 s of a core."""
+    """Starts commands cheaply; one for all tests of this process, since its start costs 5 s of a core."""
     from tests.integration.processes import Zygote  # noqa: PLC0415 - tests without processes need none of it
 
-    made = Zygote()
+    made = Zygote(*OF_EXAMPLES)
     yield made
     made.close()
 

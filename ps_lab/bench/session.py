@@ -220,6 +220,7 @@ class Session:
                 on_line=self._line,
                 on_exit=lambda ended: self._events.put(Exited(ended)),
                 with_stdin=True,
+                fresh=False,
             )
             self._children.append(child)
             (workers if plan.takes_turns else servers).append(child)

@@ -12,7 +12,8 @@ safe, and `ForkServer.serves` says so.
 
 The number of a child is not given away before its `Forked` has let go: a late signal meets nobody else. The
 fork server, a watcher and a child each die with the process above them, however that ends. It must not know
-what the commands do: a child runs the entry point of the installed command of that name, or a script.
+what the commands do: a child runs the entry point of the installed command of that name, a script, or a
+module.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from ps_wire.process.die_with_parent import die_with
 from ps_wire.process.forking import begin_child, preload
 
 COMMANDS = ("ps-server", "ps-worker")
+MODULE = "-m"  # in whose place a module finds its file as `sys.argv[0]`
 # Imported before the first fork: what the commands import late, since `--help` needs none of it.
 PRELOADED = ("ps_worker", "ps_worker.cli", "ps_server.process.server")
 MAX_REQUEST_BYTES = 8 << 20  # of a command and its environment; the kernel lets an exec have 2 MiB
@@ -74,11 +76,11 @@ class ForkServer:
 
     @staticmethod
     def serves(command: Sequence[str]) -> bool:
-        """Whether it can start this command on this system: one of `COMMANDS`, or a script of this Python."""
+        """Whether it can start this command here: one of `COMMANDS`, a script or a module of this Python."""
         return (
             sys.platform == "linux"
             and hasattr(os, "pidfd_open")  # a child is no child of ours, so only a pidfd can be waited for
-            and (Path(command[0]).name in COMMANDS or _is_script(command))
+            and (Path(command[0]).name in COMMANDS or _is_of_python(command))
         )
 
     def start(
@@ -89,7 +91,8 @@ class ForkServer:
         Blocks until the child is there: at the first time until the fork server has imported all.
 
         Args:
-            command: path of one of `COMMANDS`, or of this Python and of a script; and its arguments.
+            command: path of one of `COMMANDS`, or of this Python with a script's or `-m` and a module's name;
+                and its arguments.
             environment: all of it.
             with_stdin: its stdin is a pipe; else it is empty.
 
@@ -97,7 +100,7 @@ class ForkServer:
             OSError: arguments and environment are too large, or the fork server ended, or does not start
                 within `START_LIMIT_S`.
         """
-        argv = list(command[1:]) if _is_script(command) else [Path(command[0]).name, *command[1:]]
+        argv = list(command[1:]) if _is_of_python(command) else [Path(command[0]).name, *command[1:]]
         request = json.dumps(
             {"argv": argv, "environment": dict(environment), "cwd": str(Path.cwd())}
         ).encode()
@@ -191,8 +194,11 @@ class Forked:
         return self._code
 
 
-def _is_script(command: Sequence[str]) -> bool:
-    return command[0] == sys.executable and len(command) > 1 and command[1].endswith(".py")
+def _is_of_python(command: Sequence[str]) -> bool:
+    program, *words = command
+    return program == sys.executable and (
+        (len(words) > 0 and words[0].endswith(".py")) or (len(words) > 1 and words[0] == MODULE)
+    )
 
 
 def _line(link: socket.socket) -> bytes:
@@ -321,14 +327,20 @@ def _become(request: dict[str, Any], stdin: int, output: int, parent: int, threa
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
     sys.argv = list(request["argv"])
-    script = sys.argv[0]  # else an installed command
-    sys.path[0] = str(Path(script).parent if script.endswith(".py") else Path(sys.executable).parent)
+    command = sys.argv[0]
+    if command == MODULE:
+        sys.path[0] = request["cwd"]
+    else:
+        sys.path[0] = str(Path(command).parent if command.endswith(".py") else Path(sys.executable).parent)
     begin_child(threads)
 
 
 def _entry_point(command: str) -> Callable[[], object]:
     if command.endswith(".py"):
         return lambda: runpy.run_path(command, run_name="__main__")
+    if command == MODULE:
+        module = sys.argv.pop(1)
+        return lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
     (found,) = entry_points(group="console_scripts", name=command)
     loaded: Callable[[], object] = found.load()
     return loaded

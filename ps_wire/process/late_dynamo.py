@@ -1,10 +1,11 @@
 """A stand-in for `torch._dynamo`, the tracer of `torch.compile`, until something needs the tracer itself.
 
 Every optimizer of torch imports `torch._dynamo`, for two names that do nothing where nothing is compiled:
-`disable(function)` and `graph_break()`. With it come sympy, FSDP and most of the compiler: 1.2 s of a core
-and 75 MB for each process, and most processes never compile. The stand-in has these two names. Any other
-name of it, or an import of one of its modules, imports `torch._dynamo` itself, which takes its place;
-functions that were to be disabled before are disabled from then on.
+`disable(function)` and `graph_break()`; `init_process_group` asks it to forget what it has evaluated. With it
+come sympy, FSDP and most of the compiler: 1.2 s of a core and 75 MB for each process, and most processes
+never compile. The stand-in has these names. Any other name of it, or an import of one of its modules,
+imports `torch._dynamo` itself, which takes its place; functions that were to be disabled before are disabled
+from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -21,6 +22,21 @@ from typing import Any
 
 _NAME = "torch._dynamo"
 _CACHE = "__dynamo_disable"  # where torch keeps on a function what `disable` made of it
+
+
+class _LateTraceRules:
+    """`torch._dynamo.trace_rules` of the stand-in."""
+
+    def __init__(self, itself: Callable[[], Any]) -> None:
+        self._itself = itself
+
+    def clear_lru_cache(self) -> None:
+        """Forgets what rules were evaluated: none where nothing is traced yet."""
+        if not is_late():
+            self._itself().trace_rules.clear_lru_cache()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._itself().trace_rules, name)
 
 
 class _LateDynamo(ModuleType):
@@ -32,6 +48,7 @@ class _LateDynamo(ModuleType):
         self.__path__ = list(spec.submodule_search_locations or ())  # so its modules are looked for
         self._lock = threading.RLock()  # guards the list
         self._not_disabled: list[Any] = []
+        self.trace_rules = _LateTraceRules(self.itself)
 
     def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
         """The function as it is: nothing is traced yet."""

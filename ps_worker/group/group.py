@@ -84,7 +84,6 @@ class Group:
         self._reduce = reduce
         self.hosts_shards = hosts_shards
         self._abort = Abort()
-        self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
         self._made: dist.ProcessGroup | None = None
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
@@ -96,6 +95,8 @@ class Group:
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
             ) from None
+        # From now on ranks count each other's silence; to connect has limits of its own.
+        self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
         self.channel = Channel(
             ranks,
             self._wires,

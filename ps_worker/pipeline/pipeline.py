@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
 
 from ps_wire.errors import GroupBroken, PipelineError
 from ps_wire.process import trace
@@ -108,6 +107,8 @@ class Pipeline:
         self.modules = tuple(
             StageModule(parts[stage], mode=checkpoint, microbatches=microbatches) for stage in self.stages
         )
+        from torch.distributed.pipelining import PipelineStage  # noqa: PLC0415 - imports the compiler
+
         made = [
             PipelineStage(
                 module,

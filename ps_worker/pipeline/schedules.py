@@ -5,11 +5,10 @@ It must not know models or sockets.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from torch.distributed import pipelining
 
 from ps_wire.errors import PipelineError
 
@@ -19,14 +18,21 @@ class Schedule:
     """A schedule of torch's.
 
     Attributes:
-        make: torch's class.
+        torchs: torch's class, by name.
         several: a rank runs several stages; else one.
         folded: a rank that runs two has one from each end; else each `ranks`-th.
     """
 
-    make: Callable[..., Any]
+    torchs: str
     several: bool = False
     folded: bool = False
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        """Torch's class. Who makes none does not import what it needs: 1.2 s of a core, with the compiler."""
+        pipelining: Any = importlib.import_module("torch.distributed.pipelining")
+        made: Callable[..., Any] = getattr(pipelining, self.torchs)
+        return made
 
     def stages_of(self, rank: int, ranks: int, stages: int) -> list[int]:
         """The stages that a rank runs, ascending."""
@@ -36,11 +42,11 @@ class Schedule:
 
 
 SCHEDULES: Mapping[str, Schedule] = {
-    "gpipe": Schedule(make=pipelining.ScheduleGPipe),
-    "1f1b": Schedule(make=pipelining.Schedule1F1B),
-    "interleaved1f1b": Schedule(make=pipelining.ScheduleInterleaved1F1B, several=True),
-    "zero-bubble": Schedule(make=pipelining.ScheduleInterleavedZeroBubble, several=True),
-    "zero-bubble-v": Schedule(make=pipelining.ScheduleZBVZeroBubble, several=True, folded=True),
+    "gpipe": Schedule(torchs="ScheduleGPipe"),
+    "1f1b": Schedule(torchs="Schedule1F1B"),
+    "interleaved1f1b": Schedule(torchs="ScheduleInterleaved1F1B", several=True),
+    "zero-bubble": Schedule(torchs="ScheduleInterleavedZeroBubble", several=True),
+    "zero-bubble-v": Schedule(torchs="ScheduleZBVZeroBubble", several=True, folded=True),
 }
 
 

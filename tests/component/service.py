@@ -18,6 +18,7 @@ import torch
 
 import ps_worker as ps
 from ps_server.coordinator.coordinator import Coordinator
+from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.process.server import Server, ServerOptions
 from ps_wire.access.access import OPEN, Access
 from tests.until import LIMIT_S
@@ -164,14 +165,22 @@ class Cluster:
         return f"127.0.0.1:{self.shards[index].port}"
 
     def evict(self, job: str, worker: int) -> None:
-        """As if the lease of a worker were over; returns once the coordinator has decided so."""
-        coordinator = self.coordinator
+        """As if the lease of a worker were over; returns once all shards have carried it out.
 
-        async def evict() -> None:
-            room = coordinator.runners[job]
+        What it left is dealt to others by then.
+        """
+        room = self.begin_eviction(job, worker)
+        self._loop.start(room.settle()).result(LIMIT_S)
+
+    def begin_eviction(self, job: str, worker: int) -> JobRunner:
+        """As `evict`; returns once the coordinator has decided so, whether or not shards are there."""
+        room = self.coordinator.runners[job]
+
+        async def decide() -> None:
             room.evict(room.job.roster.members[worker])
 
-        self._loop.start(evict()).result(LIMIT_S)
+        self._loop.start(decide()).result(LIMIT_S)
+        return room
 
     def go_back(self, job: str, snapshot: str) -> None:
         """As if a person had asked for it; returns once it has."""

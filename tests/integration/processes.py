@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -143,7 +144,7 @@ class Zygote:
     """Starts the project's commands by forking; see `zygote.py`."""
 
     def __init__(self, *modules: str) -> None:
-        """Modules are imported once, for all its children."""
+        """Modules, if they are installed, are imported once, for all its children."""
         run = f"runpy.run_path({ZYGOTE!r}, run_name='__main__')"
         self._server = ForkServer(f"import runpy, sys; sys.argv += {list(modules)!r}; {run}")
 
@@ -158,6 +159,34 @@ class Zygote:
 
 
 Start: TypeAlias = Callable[..., Process]
+
+
+def living(folder: Path) -> list[ProcessHandle]:
+    """The processes whose working directory is that folder; to be closed by who asks.
+
+    A child that was forked has the zygote's environment and command line in `/proc`, and a folder of its own.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                handle = ProcessHandle(int(entry.name))  # first: then who is in the folder is this one
+            except ProcessLookupError:
+                continue
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                if (entry / "cwd").readlink() == folder:
+                    found.append(handle)
+                    continue
+            handle.close()
+    return found
+
+
+def pids_in(folder: Path) -> set[int]:
+    """The numbers of those."""
+    found = living(folder)
+    for handle in found:
+        handle.close()
+    return {handle.pid for handle in found}
 
 
 def ended(process: Process) -> tuple[int, str]:

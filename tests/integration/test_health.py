@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ps_lab.cluster.certificate_authority import make_certificates
-from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.cluster import free_ports
 
-from .processes import ENVIRONMENT, LIMIT_S, Start
+from .processes import Start
 from .servers import SERVING, Servers, wait_health
 
 pytestmark = pytest.mark.integration
 
 
-def asked(*words: str) -> tuple[int, str]:
-    """Exit code, and the line that was said."""
-    done = subprocess.run(
-        [command_path("ps-lab"), "health", *words],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, (done.stdout + done.stderr).strip()
+@pytest.fixture(name="asked")
+def _asked(spawn: Start) -> Callable[..., tuple[int, str]]:
+    def asked(*words: str) -> tuple[int, str]:
+        """Exit code, and the line that was said."""
+        done = spawn("ps-lab", "health", *words)
+        code = done.wait_end()
+        assert "Traceback" not in done.text
+        return code, done.text.strip()
+
+    return asked
 
 
 def test_it_ends_with_0_where_a_server_serves_and_with_69_where_it_waits_or_nobody_is(
-    cluster: Servers, spawn: Start
+    cluster: Servers, spawn: Start, asked: Callable[..., tuple[int, str]]
 ) -> None:
     """A shard that waits for its coordinator lives, and does not serve."""
     port, nobody = free_ports(2)
@@ -51,7 +49,7 @@ def test_it_ends_with_0_where_a_server_serves_and_with_69_where_it_waits_or_nobo
 
 
 def test_with_certificates_it_asks_the_control_port_and_without_the_port_for_probes(
-    spawn: Start, tmp_path: Path
+    spawn: Start, asked: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     """A probe has neither certificates nor a token."""
     make_certificates(tmp_path, hosts=(), days=1, force=False)

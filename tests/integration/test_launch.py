@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import queue
 import re
 import shutil
 import signal
-import subprocess
-import threading
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
-from ps_lab.cluster.cluster import command_path
 from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
+from .processes import Start, Zygote, living, pids_in, start
 from .servers import until
 
 pytestmark = pytest.mark.integration
@@ -30,94 +26,59 @@ BLOCKS = "import os, signal\nprint('up', os.environ['PS_WORKER'])\nwhile True: s
 
 
 class Launched:
-    """A running `ps-lab launch`, by default one server and two workers; all its processes carry a mark."""
+    """A running `ps-lab launch`, by default one server and two workers; all its processes are in a folder.
 
-    def __init__(self, script: Path, *options: str) -> None:
-        self.mark = f"PS_TEST_MARK={uuid.uuid4()}"
-        name, _, value = self.mark.partition("=")
-        self.process = subprocess.Popen(
-            [
-                *(command_path("ps-lab"), "launch", "--num-servers", "1", "--num-workers", "2"),
-                *options,
-                str(script),
-            ],
-            env=os.environ | {name: value},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+    Attributes:
+        process: of `ps-lab` itself.
+    """
+
+    def __init__(self, begin: Start, script: Path, *options: str) -> None:
+        self._folder = script.parent
+        with contextlib.chdir(self._folder):
+            self.process = begin(
+                *("ps-lab", "launch", "--num-servers", "1", "--num-workers", "2"), *options, str(script)
+            )
 
     def wait_line(self, pattern: str) -> re.Match[str]:
         """The next line of output that the pattern is found in."""
-        deadline_s = time.monotonic() + LIMIT_S
-        while True:
-            line = self._queue.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            assert line is not None, f"{pattern!r} never came:\n" + "\n".join(self.lines)
-            self.lines.append(line)
-            if match := re.search(pattern, line):
-                return match
+        return self.process.wait_line(pattern)
 
     def wait_end(self) -> int:
         """Its exit code, after its last line."""
-        code = self.process.wait(timeout=LIMIT_S)
-        while (line := self._queue.get(timeout=LIMIT_S)) is not None:
-            self.lines.append(line)
-        return code
+        return self.process.wait_end()
+
+    @property
+    def lines(self) -> list[str]:
+        """Of its output so far."""
+        return self.process.lines
 
     @property
     def text(self) -> str:
-        return "\n".join(self.lines)
+        """Of them all."""
+        return self.process.text
 
     def living(self) -> list[ProcessHandle]:
         """All its processes that live, itself included."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    handle = ProcessHandle(int(entry.name))  # first: then what carries the mark is this one
-                except ProcessLookupError:
-                    continue
-                if carries(entry, self.mark):
-                    found.append(handle)
-                else:
-                    handle.close()
-        return found
+        return living(self._folder)
 
     def pids(self) -> set[int]:
         """Of those."""
-        living = self.living()
-        for handle in living:
-            handle.close()
-        return {handle.pid for handle in living}
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                self._queue.put(line.rstrip("\n"))
-        self._queue.put(None)
+        return pids_in(self._folder)
 
 
-def carries(process: Path, mark: str) -> bool:
-    """Whether a process has this in its environment."""
-    try:
-        return mark.encode() in (process / "environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False  # it has just ended, or is another user's
+Launch: TypeAlias = Callable[..., Launched]
 
 
 @pytest.fixture(name="launch")
-def _launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+def _launch(zygote: Zygote, tmp_path: Path) -> Iterator[Launch]:
+    """Launches a script of that code; `begin` starts the command."""
+    assert zygote.start("ps-lab", "--help").wait_end() == 0  # the zygote itself is not in the folder
     started: list[Launched] = []
 
-    def launch(code: str, *options: str) -> Launched:
+    def launch(code: str, *options: str, begin: Start = zygote.start) -> Launched:
         script = tmp_path / "train.py"
         script.write_text(code)
-        started.append(Launched(script, *options))
+        started.append(Launched(begin, script, *options))
         return started[-1]
 
     yield launch
@@ -125,25 +86,20 @@ def _launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         for handle in launched.living():
             handle.send(signal.SIGKILL)
             handle.close()
-        launched.process.wait()
+        launched.wait_end()
         for folder in re.findall(r"what the servers log is in (\S+)", launched.text):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def status(servers: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [command_path("ps-lab"), "status", "--json", "--servers", servers],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
-    answer: dict[str, Any] = json.loads(done.stdout)
+def status(spawn: Start, servers: str) -> dict[str, Any]:
+    shown = spawn("ps-lab", "status", "--json", "--servers", servers)
+    assert shown.wait_end() == 0, shown.text
+    answer: dict[str, Any] = json.loads(shown.text)
     return answer
 
 
 def test_a_job_runs_to_its_end_and_shows_itself_on_the_way(
-    launch: Callable[..., Launched], tmp_path: Path
+    launch: Launch, spawn: Start, tmp_path: Path
 ) -> None:
     gates = [tmp_path / "gate0", tmp_path / "gate1"]
     for gate in gates:
@@ -167,10 +123,10 @@ def test_a_job_runs_to_its_end_and_shows_itself_on_the_way(
     assert {first, second} == {"0", "1"}
 
     def metrics() -> list[dict[str, float]]:
-        return [worker["metrics"] for worker in status(servers)["jobs"][0]["workers"]]
+        return [worker["metrics"] for worker in status(spawn, servers)["jobs"][0]["workers"]]
 
     until(lambda: metrics() == [{"loss": 0.5}] * 2, "metrics have come with the next heartbeat")
-    (job,) = status(servers)["jobs"]
+    (job,) = status(spawn, servers)["jobs"]
     assert (job["name"], job["consistency"], job["state"]) == ("fifty", "ssp:3", "running")
     assert [worker["step"] for worker in job["workers"]] == [1, 1]
     assert {worker["pid"] for worker in job["workers"]} < run.pids()
@@ -193,7 +149,7 @@ def test_a_job_runs_to_its_end_and_shows_itself_on_the_way(
 
 
 def test_the_first_crash_ends_everything_with_its_exit_code_and_is_named(
-    launch: Callable[..., Launched],
+    launch: Launch,
 ) -> None:
     run = launch("import os\nif os.environ['PS_WORKER'] == '1': raise SystemExit(3)\n" + BLOCKS)
     assert run.wait_end() == 3, run.text
@@ -231,7 +187,7 @@ def failing(tmp_path: Path, *, code: int = 3, always: bool = False, waits: bool 
 
 
 def test_the_others_go_on_where_they_are_to_and_the_exit_code_is_that_of_who_failed(
-    launch: Callable[..., Launched], tmp_path: Path
+    launch: Launch, tmp_path: Path
 ) -> None:
     run = launch(failing(tmp_path, waits=False), "--on-failure", "continue")
     assert run.wait_end() == 3, run.text
@@ -241,7 +197,7 @@ def test_the_others_go_on_where_they_are_to_and_the_exit_code_is_that_of_who_fai
     assert run.pids() == set()
 
 
-def test_who_fails_once_starts_again_and_all_finish(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_who_fails_once_starts_again_and_all_finish(launch: Launch, tmp_path: Path) -> None:
     run = launch(failing(tmp_path), "--on-failure", "restart", "--consistency", "asp")
     assert run.wait_end() == 0, run.text
     assert "worker 1 exited with code 3: it starts again (1 of 3 times)" in run.text
@@ -250,7 +206,7 @@ def test_who_fails_once_starts_again_and_all_finish(launch: Callable[..., Launch
 
 @pytest.mark.parametrize(("code", "restarts"), [(3, 3), (78, 0)], ids=["fails each time", "is refused"])
 def test_what_does_not_help_is_not_done_for_ever(
-    launch: Callable[..., Launched], tmp_path: Path, code: int, restarts: int
+    launch: Launch, tmp_path: Path, code: int, restarts: int
 ) -> None:
     run = launch(failing(tmp_path, code=code, always=True), "--on-failure", "restart", "--consistency", "asp")
     assert run.wait_end() == code, run.text
@@ -259,19 +215,22 @@ def test_what_does_not_help_is_not_done_for_ever(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_ends_everything(launch: Callable[..., Launched], number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_everything(launch: Launch, number: signal.Signals, code: int) -> None:
     run = launch(BLOCKS)
     run.wait_line(r"\| up \d")
     run.wait_line(r"\| up \d")
-    run.process.send_signal(number)
+    run.process.signal(number)
     assert run.wait_end() == code, run.text
     assert run.lines[-1] == f"ps-lab: Interrupted: stopped by {number.name}"
     assert run.pids() == set()
 
 
-def test_a_killed_launcher_takes_everything_with_it(launch: Callable[..., Launched]) -> None:
-    """Servers, workers, and what a worker has started itself. The memory that they share has no names."""
-    run = launch("import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + BLOCKS)
+def test_a_killed_launcher_takes_everything_with_it(launch: Launch) -> None:
+    """Servers, workers, and what a worker has started itself. The memory that they share has no names.
+
+    The installed command, with a fork server that it starts itself.
+    """
+    run = launch("import subprocess\nsubprocess.Popen(['sleep', '600'])\n" + BLOCKS, begin=start)
     run.wait_line(r"\| up \d")
     run.wait_line(r"\| up \d")
     # ps-lab, what ends groups, the fork server, a watcher per child; a server, two workers, their own

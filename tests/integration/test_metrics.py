@@ -20,6 +20,7 @@ from ps_lab.cluster.cluster import free_ports
 from ps_wire.metrics.families import COORDINATOR, SHARD, WORKER, Family
 from tests.until import LIMIT_S, until
 
+from . import endless
 from .processes import Start, ended, run
 from .servers import Servers, fresh_job
 
@@ -27,22 +28,6 @@ pytestmark = pytest.mark.integration
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes" / "components" / "monitoring"
 SHARDS, WORKERS = 2, 2
 WINDOW = "30s"  # in place of what Grafana puts there
-TRAIN = """
-import sys
-from pathlib import Path
-import torch
-import ps_worker as ps
-
-model = torch.nn.Linear(300, 200)
-with ps.connect() as worker:
-    optimizer = worker.wrap(torch.optim.Adam(model.parameters(), lr=1e-3), model)
-    while not Path(sys.argv[1]).exists():
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 300)).square().mean()
-        loss.backward()
-        optimizer.step()
-        worker.log(loss=loss)
-"""
 
 
 class Job:
@@ -57,8 +42,6 @@ class Job:
     def __init__(self, spawn: Start, folder: Path) -> None:
         self.name = fresh_job()
         self._end = folder / "end"
-        script = folder / "train.py"
-        script.write_text(TRAIN)
         self._cluster = Servers(
             spawn,
             SHARDS,
@@ -73,7 +56,7 @@ class Job:
                 "ps-worker",
                 *("--servers", self._cluster.option, "--job", self.name, "--consistency", "ssp:2"),
                 *("--num-workers", str(WORKERS), "--worker", str(worker), "--metrics-port", str(port)),
-                *(str(script), str(self._end)),
+                *(endless.PATH, str(self._end)),
             )
             for worker, port in enumerate(self.workers)
         ]

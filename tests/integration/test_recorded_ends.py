@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ps_worker.recording import columns
-from tests.until import LIMIT_S
+
+from .processes import Start
 
 pytestmark = pytest.mark.integration
 
@@ -34,13 +32,14 @@ SIGTERM = (
 )
 
 
-def run(folder: Path, end: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(spawn: Start, folder: Path, end: str, **environment: str) -> tuple[int, str]:
+    """Exit code, and what was said."""
     script = folder / "script.py"
     script.write_text(SCRIPT.replace("{end}", end))
-    start = "from ps_worker.cli import main; main()"
-    command = [sys.executable, "-c", start, "--servers", "none", str(script)]
-    settings = {**os.environ, "PS_RECORD": str(folder / "records"), **environment}
-    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    process = spawn(
+        "ps-worker", "--servers", "none", str(script), PS_RECORD=str(folder / "records"), **environment
+    )
+    return process.wait_end(), process.text
 
 
 @pytest.mark.parametrize(
@@ -51,17 +50,17 @@ def run(folder: Path, end: str, **environment: str) -> subprocess.CompletedProce
         (SIGTERM, 75),
     ],
 )
-def test_all_steps_are_in_the_file(tmp_path: Path, end: str, code: int):
-    done = run(tmp_path, end)
-    assert done.returncode == code, done.stderr
+def test_all_steps_are_in_the_file(spawn: Start, tmp_path: Path, end: str, code: int):
+    ended, said = run(spawn, tmp_path, end)
+    assert ended == code, said
     (path,) = (tmp_path / "records").iterdir()
     header, *lines = path.read_text().splitlines(keepends=True)
     assert columns.decode_header(header).worker == 0
     assert [columns.decode(line).loss for line in lines] == [0, 1, 2, 3]
 
 
-def test_a_profile_that_makes_no_sense_ends_a_worker_with_64(tmp_path: Path):
-    done = run(tmp_path, "worker.finish()", PS_STRAGGLER="constant:f=0.5")
-    assert done.returncode == 64
-    assert "straggler constant: f must be from 1" in done.stderr
-    assert "PS_STRAGGLER" in done.stderr
+def test_a_profile_that_makes_no_sense_ends_a_worker_with_64(spawn: Start, tmp_path: Path):
+    ended, said = run(spawn, tmp_path, "worker.finish()", PS_STRAGGLER="constant:f=0.5")
+    assert ended == 64
+    assert "straggler constant: f must be from 1" in said
+    assert "PS_STRAGGLER" in said

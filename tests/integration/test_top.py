@@ -21,26 +21,11 @@ from ps_lab.status.observer import Observer, ask
 from ps_wire.errors import ServerUnreachable, ShardMismatch
 from tests.until import LIMIT_S, until
 
+from . import endless
 from .processes import ENVIRONMENT, TETHER, Start, ended, run
 from .servers import Servers, fresh_job
 
 pytestmark = pytest.mark.integration
-TRAIN = """
-import sys
-from pathlib import Path
-import torch
-import ps_worker as ps
-
-model = torch.nn.Linear(30, 20)
-with ps.connect() as worker:
-    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model)
-    while not Path(sys.argv[1]).exists():
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 30)).square().mean()
-        loss.backward()
-        optimizer.step()
-        worker.log(loss=loss)
-"""
 
 
 class OnTerminal:
@@ -89,13 +74,12 @@ class OnTerminal:
 
 def test_lanes_move_while_a_job_trains_and_ctrl_c_ends_it(cluster: Servers, spawn: Start, tmp_path: Path):
     job = fresh_job()
-    script, end = tmp_path / "train.py", tmp_path / "end"
-    script.write_text(TRAIN)
+    end = tmp_path / "end"
     workers = [
         spawn(
             "ps-worker",
             *("--servers", cluster.option, "--job", job, "--consistency", "ssp:2", "--num-workers", "2"),
-            *(str(script), str(end)),
+            *(endless.PATH, str(end)),
         )
         for _ in range(2)
     ]
@@ -142,12 +126,11 @@ def test_the_page_shows_the_lanes_in_a_browser(cluster: Servers, spawn: Start, t
     if browser is None:
         pytest.skip("no browser is installed (Debian: chromium)")
     job = fresh_job()
-    script, end = tmp_path / "train.py", tmp_path / "end"
-    script.write_text(TRAIN)
+    end = tmp_path / "end"
     worker = spawn(
         "ps-worker",
         *("--servers", cluster.option, "--job", job, "--consistency", "ssp:2"),
-        *(str(script), str(end)),
+        *(endless.PATH, str(end)),
     )
     worker.wait_line("data goes over")
     top = spawn("ps-lab", "top", "--servers", cluster.option, "--job", job, "--serve", "0")

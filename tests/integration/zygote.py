@@ -1,12 +1,13 @@
 """The fork server of the tests: `ps_lab.cluster.fork_server`, whose children have modules installed.
 
 Its program, run with the numbers of a socket and of the process that started it, and then with names of
-modules that are imported before the first fork, too. Modules that a child's TESTS_INSTALL names are imported
-in it, and their `install()` is called, before its command begins. A `ps-lab` has a fork server of its own at
-once, which need not import all anew.
+modules that are imported before the first fork, too, if they are installed. Modules that a child's
+TESTS_INSTALL names are imported in it, and their `install()` is called, before its command begins. A `ps-lab`
+has a fork server of its own at once, which need not import all anew.
 """
 
 import importlib
+import importlib.util
 import os
 import signal
 import socket
@@ -14,12 +15,23 @@ import sys
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[2])
+# What the commands import late, which is most of what a short process does; the second ones where they are.
+LATE = ("ps_server.cli", "ps_lab.cli", "grpc._channel", "encodings.idna", "numpy.ctypeslib", "rich.markdown")
+WHERE_INSTALLED = ("pydantic.type_adapter", "typer._adapters")
 
 
 def install() -> None:
     """What a child's environment names."""
     for name in filter(None, os.environ.get("TESTS_INSTALL", "").split(",")):
         importlib.import_module(name).install()
+
+
+def is_installed(module: str) -> bool:
+    """Whether there is a module of that name."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def lend_fork_server(threads: int) -> None:
@@ -51,7 +63,8 @@ def main() -> None:
     die_with_parent.die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
-    threads = forking.preload((*fork_server.PRELOADED, *sys.argv[3:]))
+    installed = filter(is_installed, (*WHERE_INSTALLED, *sys.argv[3:]))
+    threads = forking.preload((*fork_server.PRELOADED, *LATE, *installed))
 
     def prepare() -> None:
         install()

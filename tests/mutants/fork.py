@@ -50,6 +50,20 @@ MUTANTS = (
         tests=(LATE,),
     ),
     Mutant(
+        name="late dynamo: a process group brings it",
+        file="ps_wire/process/late_dynamo.py",
+        text="        if not is_late():\n",
+        fault="        if True:\n",
+        tests=(LATE,),
+    ),
+    Mutant(
+        name="late dynamo: a worker imports pipelines, and so the compiler",
+        file="ps_worker/pipeline/pipeline.py",
+        text="from torch import nn\n",
+        fault="from torch import nn\nfrom torch.distributed.pipelining import PipelineStage\n",
+        tests=(LATE,),
+    ),
+    Mutant(
         name="fork server: a child holds the descriptors of others",
         file=FILE,
         text="    os.closerange(3, 256)\n",

@@ -11,6 +11,16 @@ GROUPS, FAULTS = "tests/integration/test_groups.py", "tests/faults/test_groups.p
 
 MUTANTS = (
     Mutant(
+        name="groups: silence is counted before the ranks are connected",
+        file="ps_worker/group/group.py",
+        text="        try:\n            # Kept for as long",
+        fault="        self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)\n"
+        "        early, self._made = self._watch, None\n"
+        '        globals()["Watch"] = lambda *_, **__: early\n'
+        "        try:\n            # Kept for as long",
+        tests=(f"{UNIT}/test_group.py",),
+    ),
+    Mutant(
         name="groups: the sum of ranks is not divided",
         file="ps_worker/group/gradient_reduce.py",
         text="            mine.copy_(total.div_(len(every)))\n",

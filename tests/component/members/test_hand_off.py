@@ -131,7 +131,7 @@ def test_what_one_used_who_left_while_a_shard_was_away_is_used_once_though_its_l
             if rank:
                 lasting.stop(1)
         if rank:
-            lasting.evict(job, 1)
+            lasting.begin_eviction(job, 1)
             lasting.start_again(1)
             back.set()
         return found

@@ -200,11 +200,12 @@ def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
     assert take_while_training(durable, job) is None
     durable.kill(0)
     durable.start_again(0)
-    state = lambda: ask((durable.servers,)).job(job).state  # noqa: E731
-    assert state() == "asleep"
+    seen = lambda: ask((durable.servers,)).job(job)  # noqa: E731
+    until(seen, "the coordinator has looked into the folder")
+    assert seen().state == "asleep"
     with ps.connect(servers=durable.servers, job=job, num_workers=1, lease=25) as worker:
         table_of(worker)
-        assert state() == "running"
+        assert seen().state == "running"
 
 
 def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_without_a_word(durable, caplog):

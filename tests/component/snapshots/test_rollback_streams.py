@@ -158,8 +158,7 @@ def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_lo
     save(durable, str(tmp_path / "snapshots"), job, {0: pack({}), 1: pack({})})
     durable.kill(1)
     until(lambda: not durable.coordinator._fleet._complete.is_set(), "the shard is missed")
-    durable.evict(job, 1)
-    room = durable.coordinator.runners[job]
+    room = durable.begin_eviction(job, 1)
     assert not threading.Event().wait(0.3)  # several of the limits above
     assert room.job.phase.broken is None
     link_of(other).presence.membership.abandon()

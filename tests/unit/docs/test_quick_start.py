@@ -3,61 +3,25 @@
 import shlex
 import signal
 import socket
-import subprocess
-import time
-from collections.abc import Iterator
 
 import pytest
 
-from ps_lab.cluster.cluster import command_path, free_ports
-from ps_lab.cluster.process_handle import ProcessHandle
+from ps_lab.cluster.cluster import free_ports
 from ps_lab.status.observer import ask
 from ps_wire.errors import Unavailable
 from tests.integration.processes import Process
-from tests.until import LIMIT_S, until
+from tests.until import until
 
 from .pages import ROOT, commands
 
 pytestmark = pytest.mark.integration
 
 
-class Terminals:
-    """Processes that Ctrl-C reaches, as in terminals of their own."""
-
-    def __init__(self) -> None:
-        self.open: list[tuple[subprocess.Popen[str], ProcessHandle]] = []
-
-    def type(self, words: list[str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [command_path(words[0]), *words[1:]],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.open.append((process, ProcessHandle(process.pid)))
-        return process
-
-    def ctrl_c(self, *processes: subprocess.Popen[str]) -> list[int]:
-        for process, group in self.open:
-            if process in processes:
-                group.send_group(signal.SIGINT)
-        return [process.wait(LIMIT_S) for process in processes]
-
-    def close(self) -> None:
-        for process, group in self.open:
-            group.send_group(signal.SIGKILL)
-            group.close()
-            process.communicate()
-
-
-@pytest.fixture(name="terminals")
-def _terminals() -> Iterator[Terminals]:
-    terminals = Terminals()
-    yield terminals
-    terminals.close()
+def ctrl_c(*processes: Process) -> list[int]:
+    """In the terminal of each; exit codes."""
+    for process in processes:
+        process.signal(signal.SIGINT)
+    return [process.wait_end() for process in processes]
 
 
 def quick_start(
@@ -79,22 +43,27 @@ def quick_start(
     return found
 
 
-def test_five_terminals_status_and_ctrl_c_in_each(terminals):
+def test_five_terminals_status_and_ctrl_c_in_each(spawn, monkeypatch):
     """Two servers, three workers, status while they train; Ctrl-C ends each with 130, in order."""
     pytest.importorskip("sklearn")
+    monkeypatch.chdir(ROOT)
     ports = free_ports(2)
-    servers = [terminals.type(words) for words in quick_start(ports, "ps-server")]
+    servers = [spawn(*words) for words in quick_start(ports, "ps-server")]
     (worker_words,) = quick_start(ports, "ps-worker")
-    workers = [terminals.type(worker_words) for _ in range(3)]
+    workers = [spawn(*worker_words) for _ in range(3)]
     status_words = next(words for words in quick_start(ports, "ps-lab") if words[1] == "status")
-    deadline_s = time.monotonic() + LIMIT_S
-    while " running " not in (shown := terminals.type(status_words).communicate(timeout=LIMIT_S)[0]):
-        assert time.monotonic() < deadline_s, shown
-    assert "3 of 3" in shown
-    assert terminals.ctrl_c(workers[0]) == [130]
-    assert [process.poll() for process in workers[1:]] == [None, None]  # they go on without it
-    assert terminals.ctrl_c(*workers[1:]) == [130, 130]
-    assert terminals.ctrl_c(*servers) == [130, 130]
+
+    def shown() -> str:
+        status = spawn(*status_words)
+        status.wait_end()
+        return status.text
+
+    until(lambda: " running " in shown(), "the job trains")
+    assert "3 of 3" in shown()
+    assert ctrl_c(workers[0]) == [130]
+    assert not any(process.is_over for process in workers[1:])  # they go on without it
+    assert ctrl_c(*workers[1:]) == [130, 130]
+    assert ctrl_c(*servers) == [130, 130]
     for port in ports:
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -119,11 +88,6 @@ def test_a_snapshot_is_taken_looked_at_gone_on_from_exported_and_restored(spawn,
         process = spawn(*words)
         assert process.wait_end() == 0, process.text
         return " ".join(process.text.split())
-
-    def ctrl_c(*processes: Process) -> list[int]:
-        for process in processes:
-            process.signal(signal.SIGINT)
-        return [process.wait_end() for process in processes]
 
     (server_words,), (worker_words,) = typed("ps-server"), typed("ps-worker")
     take, list_all, verify, export, restore = typed("ps-lab")

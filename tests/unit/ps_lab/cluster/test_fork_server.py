@@ -149,6 +149,20 @@ def test_it_runs_a_script_of_this_python_as_python_does(server: ForkServer, tmp_
     assert forked.wait() == 5
 
 
+def test_it_runs_a_module_of_this_python_as_python_does(server: ForkServer, tmp_path: Path, monkeypatch):
+    """As `python -m`: found from the folder where it begins, with its file as `sys.argv[0]`."""
+    (tmp_path / "beside.py").write_text("MINE = 7")
+    module = tmp_path / "look.py"
+    module.write_text("import sys, beside\nprint(__name__, sys.argv, beside.MINE)\nsys.exit(5)\n")
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "look", "--quick"]
+    assert ForkServer.serves(command)
+    assert not ForkServer.serves(command[:2])
+    forked = server.start(command, os.environ)
+    assert said(forked) == f"__main__ {[str(module), '--quick']} 7\n"
+    assert forked.wait() == 5
+
+
 def test_it_reads_what_it_is_told(fork: Fork):
     forked = fork("print(input()); sys.exit()", with_stdin=True)
     assert forked.stdin is not None

@@ -9,7 +9,12 @@ from tests.until import LIMIT_S
 
 BEGIN = """
 import sys, torch
+import torch.distributed as dist
+import ps_worker, ps_worker.cli, ps_server.process.server
 from ps_wire.process import late_dynamo
+
+LARGE = ("torch._dynamo", "torch.distributed.pipelining", "sympy")
+assert not any(name.startswith(LARGE) for name in sys.modules)
 
 late_dynamo.install()
 model = torch.nn.Linear(2, 2)
@@ -20,6 +25,8 @@ for name in NAMES:
     optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.zero_grad()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.destroy_process_group()
 assert not any(name.startswith(("torch._dynamo.", "sympy")) for name in sys.modules)
 assert late_dynamo.is_late()
 assert not hasattr(sys.modules["torch._dynamo"], "__wrapped__")  # whoever looks through all modules
@@ -44,6 +51,8 @@ compiled = torch.compile(model, backend="eager")
 assert torch.equal(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))
 assert not late_dynamo.is_late()
 assert stand_in.optimize is torch._dynamo.optimize  # whoever still has the stand-in
+assert stand_in.trace_rules.lookup is torch._dynamo.trace_rules.lookup
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 assert "__dynamo_disable" not in vars(step)  # so it is disabled at its next call
 torch.optim.SGD(model.parameters(), lr=0.1)
 assert vars(step)["__dynamo_disable"] is not step
