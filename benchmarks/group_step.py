@@ -7,8 +7,8 @@ Prints one JSON line. `--what` is one of:
     own    two ranks without servers (`--servers none --nproc 2`), over shm and gloo, and two ranks of DDP
            over gloo with the fused optimizer: Adam, seconds a step. And the optimizer's state that each rank
            holds, in parts of an equal share
-    push   a group of two ranks and a single worker, on one host over shared memory, resnet50, SGD: seconds from
-           gradients that are there, in the memory that is pushed, to the weights of the next step
+    push   a group of two ranks and a single worker, on one host over shared memory, resnet50, SGD: seconds
+           from gradients that are there, in the memory that is pushed, to the weights of the next step
     shm    the same two with forward and backward: seconds a step beyond the same processes that only compute
     link   two groups of two ranks and four workers, two servers behind links of `--link-gbps`: likewise
     bytes  payload that each rank of a group of two has pushed in a step, as the servers count it, in parts of

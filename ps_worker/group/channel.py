@@ -1,8 +1,9 @@
 """Messages and tensors between the ranks of a group: through the leader, or from each to each.
 
-Calls that wait for another rank run one after the other on the thread `ps-group`; the script's thread waits
-for that thread, or for the `Abort`, whichever comes first: nothing ends a call of gloo that waits for a
-dead peer. Before each exchange ranks say what they are about to do, and who hears it compares.
+Messages go over `Lines`, where the script's thread itself waits, until the `Abort` wakes it. Tensors go over
+gloo, and nothing ends a call of gloo that waits for a dead peer: such calls run one after the other on the
+thread `ps-group`, and the script's thread waits for that thread, or for the `Abort`, whichever comes first.
+Before each exchange ranks say what they are about to do, and who hears it compares.
 
 A message is JSON with, perhaps, bytes behind it; nothing is pickled. The script's thread alone calls it. It
 must not know what is said.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,11 +26,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from ps_wire.errors import GroupBroken, PsError, facts_to_json, from_wire
-from ps_wire.frames.buffer import bytes_of
 from ps_wire.process import trace, watched
 from ps_wire.process.ranks import Ranks
 from ps_wire.text import one_line
 from ps_worker.group.abort import Abort
+from ps_worker.group.lines import Gone, Lines
 from ps_worker.process.waiting import waits
 
 logger = logging.getLogger("ps_worker")
@@ -36,7 +38,8 @@ logger = logging.getLogger("ps_worker")
 MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in it
 MAX_BLOB_BYTES = 8 << 30
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
-TAG = 7  # messages of two ranks are in order, so that one tag does
+TAG = 7  # tensors of two ranks are in order, so that one tag does
+SIZES = struct.Struct("<qq")  # of a message: header, blob
 
 Result = TypeVar("Result")
 Fields = Mapping[str, Any]
@@ -65,14 +68,6 @@ class Said:
     blob: bytes = b""
 
 
-class _Gone(RuntimeError):
-    """A call to a rank has failed: the rank has gone."""
-
-    def __init__(self, rank: int, error: RuntimeError) -> None:
-        super().__init__(f"rank {rank}: {error}")
-        self.rank = rank
-
-
 class _Outcome:
     def __init__(self) -> None:
         self.done = False
@@ -87,6 +82,7 @@ class Channel:
         self,
         ranks: Ranks,
         wires: Wires,
+        lines: Lines,
         abort: Abort,
         *,
         hosts: tuple[str, ...],
@@ -97,7 +93,8 @@ class Channel:
 
         Args:
             ranks: which one this is.
-            wires: to the others.
+            wires: to the others, for tensors.
+            lines: to the others, for messages; its own from now on.
             abort: that ends all waits.
             hosts: by rank, for people.
             on_broken: told why the group is broken, as this rank sees it; gives what another rank has said.
@@ -106,16 +103,19 @@ class Channel:
         self._look = look
         self.ranks = ranks
         self._wires = wires
+        self._lines = lines
         self._abort = abort
         self._hosts = hosts
         self._on_broken = on_broken
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
         self._others = range(1, ranks.size)
+        abort.when_set(lambda _: lines.wake())
         watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
 
     def close(self) -> None:
         """No call comes any more."""
         self._calls.put(None)
+        self._lines.close()
 
     # -- exchanges -------------------------------------------------------------------------------------
 
@@ -140,11 +140,11 @@ class Channel:
 
     def announce(self, what: str, fields: Fields | None = None, blob: bytes = b"") -> None:
         """A rank above 0 says what it is about to do; see `gather`."""
-        self._run(partial(self._send, 0, {**(fields or {}), "what": what}, blob))
+        self._converse({0: Said({**(fields or {}), "what": what}, blob)}, ())
 
     def hear_from(self, rank: int, what: str) -> Said:
         """Waits for what one rank announces to the leader; see `gather` for errors."""
-        said: Said = self._run(partial(self._receive, rank))
+        (said,) = self._converse({}, [rank])
         self._compare(what, rank, said)
         return said
 
@@ -161,7 +161,21 @@ class Channel:
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        return self._run(partial(self._share, Said({**(fields or {}), "what": what})))
+        mine = Said({**(fields or {}), "what": what})
+        others = [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
+        first = mine
+
+        def check(rank: int, said: Said) -> None:
+            nonlocal first
+            if rank == 0:
+                first = said
+                self._compare(str(first.fields.get("what")), self.ranks.rank, mine)
+            else:
+                self._compare(str(first.fields.get("what")), rank, said)
+
+        said = self._converse(dict.fromkeys(others, mine), others, check)
+        said.insert(self.ranks.rank, mine)
+        return said
 
     def _compare(self, first: str, rank: int, said: Said) -> None:
         """Ends the group where a rank is not at what rank 0 is at, `first`."""
@@ -174,8 +188,7 @@ class Channel:
 
     def tell(self, what: str, fields: Fields, blob: bytes = b"") -> None:
         """The leader says something to all others; see `gather`."""
-        for rank in self._others:
-            self._run(partial(self._send, rank, {**fields, "what": what}, blob))
+        self._converse(dict.fromkeys(self._others, Said({**fields, "what": what}, blob)), ())
 
     def hear(self, what: str) -> Said:
         """Waits for what the leader says; see `gather`.
@@ -184,7 +197,7 @@ class Channel:
             GroupBroken: it does something else, or has gone.
             PsError: what it says is that this call has failed for all.
         """
-        said: Said = self._run(partial(self._receive, 0))
+        (said,) = self._converse({}, [0])
         self._compare(str(said.fields.get("what")), self.ranks.rank, Said({"what": what}))
         failed = said.fields.get("error")
         if isinstance(failed, list) and len(failed) == 3:
@@ -276,6 +289,72 @@ class Channel:
     # -- inside ----------------------------------------------------------------------------------------
 
     @waits("the other ranks of its group")
+    def _converse(
+        self,
+        told: Mapping[int, Said],
+        sources: Sequence[int],
+        check: Callable[[int, Said], None] = lambda _rank, _said: None,
+    ) -> list[Said]:
+        """All of it leaves at once, and each rank is heard by itself: who does something else is found.
+
+        Args:
+            told: what is said, by rank; the same to several is written once.
+            sources: the ranks that are heard, one message of each, in this order.
+            check: sees each message as it comes.
+        """
+        self._abort.check()
+        try:
+            with trace.span("wait for ranks"):
+                written = {id(said): _written(said) for said in told.values()}
+                for rank, said in told.items():
+                    for part in written[id(said)]:
+                        self._lines.queue(rank, part)
+                heard = []
+                for rank in sources:
+                    heard.append(self._receive(rank))
+                    check(rank, heard[-1])
+                while self._lines.sending:
+                    self._pause(None)
+        except PsError:
+            raise
+        except Gone as error:
+            logger.debug("rank %d: %s", self.ranks.rank, error)
+            raise self._has_gone(error.rank) from None
+        except BaseException:  # Ctrl-C, or SIGTERM for the second time: half a message may have gone
+            self._interrupted()
+            raise
+        return heard
+
+    def _receive(self, source: int) -> Said:
+        header_bytes, blob_bytes = SIZES.unpack(self._exactly(source, SIZES.size))
+        if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
+            raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
+        header, blob = (bytes(self._exactly(source, count)) for count in (header_bytes, blob_bytes))
+        try:
+            fields = json.loads(header)
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise self.broken(f"rank {source} on {self._hosts[source]} says what is no message")
+        return Said(fields, blob)
+
+    def _exactly(self, source: int, count: int) -> bytearray:
+        data = bytearray(count)
+        rest = memoryview(data)
+        while rest:
+            if taken := self._lines.take(source, rest):
+                rest = rest[taken:]
+            else:
+                self._pause(source)
+        return data
+
+    def _pause(self, source: int | None) -> None:
+        """Waits until something of a rank is there, or has left; raises where the group has ended."""
+        self._look()
+        self._lines.wait(source, LOOK_S)
+        self._abort.check()
+
+    @waits("the other ranks of its group")
     def _run(self, call: Callable[[], Result]) -> Result:
         """Makes a call to other ranks on the thread, and waits for it or for the end of the group."""
         outcome, changed = _Outcome(), self._abort.changed
@@ -288,8 +367,8 @@ class Channel:
                     self._look()
                     with changed:
                         over = changed.wait_for(lambda: outcome.done or self._abort.error is not None, LOOK_S)
-        except BaseException:  # Ctrl-C, or SIGTERM for the second time: the call goes on without its script
-            self.broken(f"rank {self.ranks.rank} was interrupted while it waited for the others")
+        except BaseException:  # as in `_converse`: the call goes on without its script
+            self._interrupted()
             raise
         if not outcome.done:
             self._abort.check()
@@ -304,51 +383,21 @@ class Channel:
                 outcome.result = call()
             except PsError as error:
                 outcome.error = error
-            except _Gone as error:
+            except Gone as error:
                 logger.debug("rank %d: %s", self.ranks.rank, error)
                 outcome.error = self._has_gone(error.rank)
             with self._abort.changed:
                 outcome.done = True
                 self._abort.changed.notify_all()
 
+    def _interrupted(self) -> None:
+        self.broken(f"rank {self.ranks.rank} was interrupted while it waited for the others")
+
     def _has_gone(self, rank: int) -> GroupBroken:
         return self.broken(f"rank {rank} on {self._hosts[rank]} has gone")
 
     def _failed(self, bug: Exception) -> None:
         self.broken(f"rank {self.ranks.rank}: {type(bug).__name__}: {bug}")
-
-    def _send(self, to: int, fields: Fields, blob: bytes) -> None:
-        self._wait(self._begin(self._wires.send, [(to, part) for part in _written(Said(dict(fields), blob))]))
-
-    def _share(self, mine: Said) -> list[Said]:
-        """All of it leaves at once, and each rank is heard by itself: who does something else is found."""
-        others = [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
-        sending = self._begin(self._wires.send, [(rank, part) for rank in others for part in _written(mine)])
-        said = [mine] * self.ranks.size
-        for rank in others:
-            said[rank] = self._receive(rank)
-            self._compare(str(said[0].fields.get("what")), rank, said[rank])
-            if rank == 0:
-                self._compare(str(said[0].fields.get("what")), self.ranks.rank, mine)
-        self._wait(sending)
-        return said
-
-    def _receive(self, source: int) -> Said:
-        sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
-        self._wait(self._begin(self._wires.recv, [(source, sizes)]))
-        header_bytes, blob_bytes = sizes.tolist()
-        if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
-            raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
-        parts = [torch.empty(it, dtype=torch.uint8, device="cpu") for it in (header_bytes, blob_bytes)]
-        self._wait(self._begin(self._wires.recv, [(source, part) for part in parts if part.numel()]))
-        header, blob = (bytes(bytes_of(part)) if part.numel() else b"" for part in parts)
-        try:
-            fields = json.loads(header)
-        except (ValueError, RecursionError):
-            fields = None
-        if not isinstance(fields, dict):
-            raise self.broken(f"rank {source} on {self._hosts[source]} says what is no message")
-        return Said(fields, blob)
 
     def _move(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -381,15 +430,13 @@ def _gone(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise _Gone(rank, error) from None
+        raise Gone(rank, str(error)) from None
 
 
-def _written(said: Said) -> list[torch.Tensor]:
-    """A message as it travels: two sizes, the header, and the blob, if there is one."""
+def _written(said: Said) -> list[bytes]:
+    """A message as it travels: two sizes and the header, and the blob."""
     header = json.dumps(said.fields).encode()
-    sizes = torch.tensor([len(header), len(said.blob)], dtype=torch.int64, device="cpu")
-    parts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (header, said.blob) if part]
-    return [sizes, *parts]
+    return [SIZES.pack(len(header), len(said.blob)) + header, said.blob]
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

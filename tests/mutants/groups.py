@@ -4,7 +4,7 @@ from .mutant import Mutant
 
 UNIT = "tests/unit/ps_worker/group"
 REDUCE, CHANNEL, WATCH = f"{UNIT}/test_gradient_reduce.py", f"{UNIT}/test_channel.py", f"{UNIT}/test_watch.py"
-RANKS = f"{UNIT}/test_ranks.py"
+RANKS, LINES = f"{UNIT}/test_ranks.py", f"{UNIT}/test_lines.py"
 MEETINGS = "tests/unit/ps_server/coordinator/test_meetings.py"
 SHARES = "tests/unit/ps_worker/data/test_index_share.py"
 GROUPS, FAULTS = "tests/integration/test_groups.py", "tests/faults/test_groups.py"
@@ -170,6 +170,27 @@ MUTANTS = (
         text="            if 0 < rest < self.least:  # a rank would have none of the last batch\n",
         fault="            if False:\n",
         tests=(f"{SHARES}::test_every_rank_of_a_group_gets_a_part_of_every_batch",),
+    ),
+    Mutant(
+        name="groups: who does not know the group's secret gets a line",
+        file="ps_worker/group/lines.py",
+        text="    return int.from_bytes(said[TOKEN_BYTES:]) if hmac.compare_digest(said[:TOKEN_BYTES], secret) else None\n",
+        fault="    return int.from_bytes(said[TOKEN_BYTES:])\n",
+        tests=(f"{LINES}::test_who_does_not_know_the_secret_of_the_store_gets_no_line",),
+    ),
+    Mutant(
+        name="groups: what is queued leaves only where nothing is heard",
+        file="ps_worker/group/lines.py",
+        text="            events = select.POLLIN * (other == rank) | select.POLLOUT * bool(self._unsent[other])\n",
+        fault="            events = select.POLLIN if other == rank else select.POLLOUT * bool(self._unsent[other])\n",
+        tests=(f"{LINES}::test_ranks_that_send_each_other_more_than_sockets_hold_both_get_it",),
+    ),
+    Mutant(
+        name="groups: who waits for a message is not woken",
+        file="ps_worker/group/lines.py",
+        text="        poll.register(self._woken, select.POLLIN)\n",
+        fault="        pass\n",
+        tests=(f"{LINES}::test_who_waits_is_woken",),
     ),
     Mutant(
         name="groups: models of ranks are not compared",

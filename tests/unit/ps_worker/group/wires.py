@@ -1,8 +1,9 @@
-"""Ranks of a group as threads of one process, with queues between them."""
+"""Ranks of a group as threads of one process: messages go over sockets, tensors through queues."""
 
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 from ps_wire.process.ranks import Ranks
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel
+from ps_worker.group.lines import Lines
 from tests.until import LIMIT_S
 
 
@@ -52,10 +54,15 @@ class Town:
     Attributes:
         channels: by rank.
         said: reasons why the group is broken, in the order in which ranks have said them.
+        sockets: for messages, by whose end it is and who has the other.
     """
 
     def __init__(self, size: int) -> None:
         lines = {(a, b): queue.SimpleQueue[Any]() for a in range(size) for b in range(size)}
+        self.sockets: dict[tuple[int, int], socket.socket] = {}
+        for a in range(size):
+            for b in range(a):
+                self.sockets[a, b], self.sockets[b, a] = socket.socketpair()
         self.said: list[str] = []
         self.aborts = [Abort() for _ in range(size)]
         self.lines = lines
@@ -63,6 +70,7 @@ class Town:
             Channel(
                 Ranks(rank=rank, size=size),
                 Wires(rank, lines),
+                Lines({other: it for (mine, other), it in self.sockets.items() if mine == rank}),
                 self.aborts[rank],
                 hosts=tuple(f"host{it}" for it in range(size)),
                 on_broken=self._broken,
@@ -81,6 +89,9 @@ class Town:
         for (source, _), line in self.lines.items():
             if source == rank:
                 line.put(None)
+        for (mine, _), it in self.sockets.items():
+            if mine == rank:
+                it.shutdown(socket.SHUT_RDWR)
 
     def run(self, script: Callable[[int], Any]) -> list[Any]:
         """What the script gives on each rank, or the error that it raises there."""
