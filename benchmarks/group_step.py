@@ -30,12 +30,12 @@ from pathlib import Path
 
 from ps_lab.bench import link as links
 from ps_lab.bench import shapes
-from ps_lab.bench.link import Link
 from ps_lab.bench.parties import Party, interleave
-from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session, run_module
 from ps_lab.bench.step import ALONE, DDP, LIMIT_S, STEPS
 from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.host import LOCAL
+from ps_lab.cluster.network import Link
 from ps_wire.v1.shard_pb2 import TablesRequest
 from ps_worker.job import own_servers
 from ps_worker.settings import STORE
@@ -83,6 +83,7 @@ def ranks(
         "optimizer": optimizer,
         "steps": STEPS,
         "mode": mode,
+        "host": LOCAL.address,
         "port": port,
         "world_size": count,
         "overlap": False,
@@ -101,7 +102,7 @@ def ranks(
             name=f"{name} {it}",
             command=run_module("ps_lab.bench.children.step_worker"),
             configuration={**own, "rank": it},
-            environment={**LOOPBACK, **environment, **place(it)},
+            environment={**environment, **place(it)},
         )
         for it in range(count)
     ]
@@ -117,7 +118,7 @@ def pushing(
         name=f"{name} {rank}",
         command=run_module("ps_lab.bench.children.project_worker"),
         configuration=configuration,
-        environment={**LOOPBACK, **servers, **mine, **(group if size > 1 else {})},
+        environment={**servers, **mine, **(group if size > 1 else {})},
     )
 
 

@@ -1,8 +1,8 @@
 """Messages and tensors between the ranks of a group: through the leader, or from each to each.
 
-Messages go over `Lines`, where the script's thread itself waits, until the `Abort` wakes it. Tensors go over
-gloo, and nothing ends a call of gloo that waits for a dead peer: such calls run one after the other on the
-thread `ps-group`, and the script's thread waits for that thread, or for the `Abort`, whichever comes first.
+Messages go over `RankLines`, where the script's thread itself waits, until the `Abort` wakes it. Tensors go
+over gloo, and nothing ends a call of gloo that waits for a dead peer: such calls run one after the other on
+the thread `ps-group`, and the script's thread waits for that thread, or for the `Abort`, whichever is first.
 Before each exchange ranks say what they are about to do, and who hears it compares.
 
 A message is JSON with, perhaps, bytes behind it; nothing is pickled. The script's thread alone calls it. It
@@ -30,7 +30,7 @@ from ps_wire.process import trace, watched
 from ps_wire.process.ranks import Ranks
 from ps_wire.text import one_line
 from ps_worker.group.abort import Abort
-from ps_worker.group.lines import Gone, Lines
+from ps_worker.group.lines import Gone, RankLines
 from ps_worker.process.waiting import waits
 
 logger = logging.getLogger("ps_worker")
@@ -82,7 +82,7 @@ class Channel:
         self,
         ranks: Ranks,
         wires: Wires,
-        lines: Lines,
+        lines: RankLines,
         abort: Abort,
         *,
         hosts: tuple[str, ...],

@@ -18,9 +18,9 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Protocol
 
 from ps_wire.process.ranks import Ranks
+from ps_worker.group.watch import Store
 from ps_worker.process import after_fork
 
 START_LIMIT_S = 60.0  # until all ranks that have met are connected
@@ -28,16 +28,6 @@ HELLO_LIMIT_S = 5.0  # until somebody that has connected says who it is
 SECRET = "lines/secret"  # noqa: S105 - a key of the store
 TOKEN_BYTES = 16
 RANK_BYTES = 4
-
-
-class Store(Protocol):
-    """What the ranks share, as far as it is used here. A call may raise RuntimeError: it is gone."""
-
-    def set(self, key: str, value: str) -> object:
-        """Writes."""
-
-    def get(self, key: str) -> bytes:
-        """Reads; waits where there is nothing yet."""
 
 
 class Gone(Exception):
@@ -53,7 +43,7 @@ class Gone(Exception):
         self.rank = rank
 
 
-class Lines:
+class RankLines:
     """The lines of one rank."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
@@ -136,7 +126,7 @@ class Lines:
             raise Gone(rank, str(error)) from None
 
 
-def connect(ranks: Ranks, store: Store, host: str) -> Lines:
+def connect(ranks: Ranks, store: Store, host: str) -> RankLines:
     """The lines of a rank to all others, which call it, too.
 
     Args:
@@ -171,7 +161,7 @@ def connect(ranks: Ranks, store: Store, host: str) -> Lines:
         for it in made.values():
             it.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             after_fork.remember("{}:{}".format(*it.getpeername()[:2]))
-        return Lines({rank: it.dup() for rank, it in made.items()})
+        return RankLines({rank: it.dup() for rank, it in made.items()})
 
 
 def _greeted(come: socket.socket, secret: bytes) -> int | None:

@@ -78,6 +78,49 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
                 assert torch.equal(mine.detach(), theirs), (step, at)
 
 
+UNEQUAL = """
+import sys, torch, ps_worker as ps
+with ps.connect() as worker:
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, weight=sys.argv[1])
+    mine = torch.arange(4.0) + 1 + 10 * (2 * worker.rank + worker.group_rank)
+    model(mine[None]).sum().backward()
+    optimizer.step()
+    worker.finish()
+    print("came to", *model.weight[0].tolist(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("weight", "share"), [("ranks", 2 / 3), ("equal", 1 / 2)])
+def test_groups_of_different_size_weigh_as_their_ranks_where_that_is_wanted(
+    spawn: Start, cluster: Servers, tmp_path: Path, weight: str, share: float
+) -> None:
+    """Then the mean is that over all ranks, as it is over all samples where each rank has equally many."""
+    script, job = tmp_path / "unequal.py", fresh_job()
+    script.write_text(UNEQUAL)
+    places = [("0", "2", "0"), ("0", "2", "1"), ("1", "1", "0")]
+
+    ranks = [
+        spawn(
+            *("ps-worker", "--servers", cluster.option, "--job", job, "--num-workers", "2"),
+            *(str(script), weight),
+            PS_WORKER=worker,
+            PS_GROUP_SIZE=size,
+            PS_GROUP_RANK=rank,
+            PS_LOCAL_RANK=rank,
+        )
+        for worker, size, rank in places
+    ]
+
+    assert [rank.wait_end() for rank in ranks] == [0] * 3, "".join(rank.text for rank in ranks)
+    first, second, alone = (torch.arange(4.0) + 1 + 10 * it for it in range(3))
+    wanted = -(share * (first + second) / 2 + (1 - share) * alone)
+    for rank in ranks:
+        said = next(line for line in rank.lines if line.startswith("came to"))
+        torch.testing.assert_close(torch.tensor([float(it) for it in said.split()[2:]]), wanted)
+
+
 @pytest.mark.parametrize("consistency", ["ssp:1", "asp"])
 def test_all_ranks_of_a_group_have_the_same_bytes_at_every_step(
     spawn: Start, cluster: Servers, tmp_path: Path, consistency: str

@@ -39,7 +39,7 @@ def ddp(configuration: Mapping[str, Any], model: nn.Module) -> None:
     """Averages gradients with the other ranks while backward runs, and steps its own optimizer."""
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{configuration['port']}",
+        init_method=f"tcp://{configuration['host']}:{configuration['port']}",
         rank=configuration["rank"],
         world_size=configuration["world_size"],
         timeout=START_LIMIT,

@@ -5,17 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch.distributed as dist
 
 from ps_wire.process.ranks import Ranks
 from ps_worker.group import lines as module
-from ps_worker.group.lines import Gone, Lines, connect
+from ps_worker.group.lines import Gone, RankLines, connect
 from tests.until import LIMIT_S, until
 
 LOOPBACK = "127.0.0.1"
+Pair: TypeAlias = tuple[RankLines, RankLines]
 MUCH = 8 << 20  # more than sockets hold
 
 
@@ -36,15 +37,15 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Lines, Lines]]:
+def pair() -> Iterator[Pair]:
     a, b = socket.socketpair()
-    made = Lines({1: a}), Lines({0: b})
+    made = RankLines({1: a}), RankLines({0: b})
     yield made
     for it in made:
         it.close()
 
 
-def said(line: Lines, rank: int, count: int) -> bytes:
+def said(line: RankLines, rank: int, count: int) -> bytes:
     """So many bytes of a rank; what is queued leaves meanwhile."""
     data = bytearray(count)
     rest = memoryview(data)
@@ -76,7 +77,7 @@ def test_every_rank_has_a_line_to_every_other() -> None:
 
 def test_who_does_not_know_the_secret_of_the_store_gets_no_line() -> None:
     store: Any = dist.HashStore()
-    leader: list[Lines] = []
+    leader: list[RankLines] = []
     thread = threading.Thread(target=lambda: leader.append(connect(Ranks(rank=0, size=2), store, LOOPBACK)))
     thread.start()
     host, _, port = store.get("lines/0").decode().rpartition(":")
@@ -92,18 +93,20 @@ def test_who_does_not_know_the_secret_of_the_store_gets_no_line() -> None:
         line.close()
 
 
-def test_ranks_that_send_each_other_more_than_sockets_hold_both_get_it(pair: tuple[Lines, Lines]) -> None:
-    def script(line: Lines, rank: int, fill: bytes) -> bytes:
-        line.queue(rank, fill * MUCH)
-        assert line.sending
-        return said(line, rank, MUCH)
+def test_ranks_that_send_each_other_more_than_sockets_hold_both_get_it(
+    pair: Pair,
+) -> None:
+    pair[0].queue(1, b"a" * MUCH)
+    pair[1].queue(0, b"b" * MUCH)
+    assert pair[0].sending
+    assert pair[1].sending
 
-    found = together(lambda: script(pair[0], 1, b"a"), lambda: script(pair[1], 0, b"b"))
+    found = together(lambda: said(pair[0], 1, MUCH), lambda: said(pair[1], 0, MUCH))
 
     assert found == [b"b" * MUCH, b"a" * MUCH]
 
 
-def test_who_waits_is_woken(pair: tuple[Lines, Lines]) -> None:
+def test_who_waits_is_woken(pair: Pair) -> None:
     waits = threading.Thread(target=lambda: pair[0].wait(1, LIMIT_S), daemon=True)
     waits.start()
 
@@ -112,7 +115,9 @@ def test_who_waits_is_woken(pair: tuple[Lines, Lines]) -> None:
     until(lambda: not waits.is_alive(), "it is woken")
 
 
-def test_a_rank_that_has_gone_is_named_by_who_hears_and_by_who_sends(pair: tuple[Lines, Lines]) -> None:
+def test_a_rank_that_has_gone_is_named_by_who_hears_and_by_who_sends(
+    pair: Pair,
+) -> None:
     pair[1].close()
 
     with pytest.raises(Gone) as heard:

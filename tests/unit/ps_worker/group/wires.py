@@ -14,7 +14,7 @@ import torch
 from ps_wire.process.ranks import Ranks
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel
-from ps_worker.group.lines import Lines
+from ps_worker.group.lines import RankLines
 from tests.until import LIMIT_S
 
 
@@ -70,7 +70,7 @@ class Town:
             Channel(
                 Ranks(rank=rank, size=size),
                 Wires(rank, lines),
-                Lines({other: it for (mine, other), it in self.sockets.items() if mine == rank}),
+                RankLines({other: it for (mine, other), it in self.sockets.items() if mine == rank}),
                 self.aborts[rank],
                 hosts=tuple(f"host{it}" for it in range(size)),
                 on_broken=self._broken,
