@@ -57,6 +57,8 @@ class Runs(ExitStack):
         self.instrument = cache(self._instrument)
         self.token_cost = cache(self._token_cost)
         self.clock_cost = cache(self._clock_cost)
+        self.start_cost = cache(self._start_cost)
+        self.many_workers = cache(self._many_workers)
         self.idle_server_bytes = cache(self._idle_server_bytes)
         self.tls_dir = cache(self._tls_dir)
 
@@ -108,6 +110,12 @@ class Runs(ExitStack):
 
     def _clock_cost(self) -> Figures:
         return self._line("clock_cost.py", {})
+
+    def _start_cost(self) -> Figures:
+        return self._line("start_cost.py", {})
+
+    def _many_workers(self) -> Figures:
+        return self._line("many_workers.py", {})
 
     def _idle_server_bytes(self) -> int:
         with Cluster(num_servers=1, on_line=lambda _name, _line: None) as cluster:

@@ -79,6 +79,14 @@ class Runs(Protocol):
         """The JSON of `clock_cost.py`."""
         ...
 
+    def start_cost(self) -> Figures:
+        """The JSON of `start_cost.py`."""
+        ...
+
+    def many_workers(self) -> Figures:
+        """The JSON of `many_workers.py`."""
+        ...
+
     def idle_server_bytes(self) -> int:
         """Resident memory of a server without a job."""
         ...
@@ -112,8 +120,16 @@ def _versus(peer: str, **options: str) -> Callable[[Runs], float]:
     return lambda runs: float(runs.roundtrip(versus=peer, **options)["peers"][peer]["ratio"])
 
 
-def _limit(carrier: str) -> Callable[[Runs], float]:
-    return lambda runs: float(runs.roundtrip(versus="gloo", carrier=carrier)["limit"]["ratio"])
+def _limit(carrier: str, **options: str) -> Callable[[Runs], float]:
+    return lambda runs: float(runs.roundtrip(versus="gloo", carrier=carrier, **options)["limit"]["ratio"])
+
+
+def _one_pass(**options: str) -> Callable[[Runs], float]:
+    def value(runs: Runs) -> float:
+        found = runs.roundtrip(versus="gloo", carrier="shm", **options)["one_pass"]
+        return math.nan if found is None else float(found["ratio"])
+
+    return value
 
 
 def _gpt2(carrier: str, peer: str) -> Callable[[Runs], float]:
@@ -216,22 +232,30 @@ def _row(what: str, target: float | None, value: Callable[[Runs], float], unit: 
 
 # Round trips are of resnet50, bsp, SGD, 1 server, 2 workers, where a row does not say otherwise.
 ROWS: tuple[Row, ...] = (
-    _versus_row("shm, against gloo", 0.25, "gloo", carrier="shm"),
-    _versus_row("shm, 4 workers, against gloo with 4 ranks", 0.2, "gloo", carrier="shm", num_workers="4"),
-    _versus_row("shm, ssp:3, against gloo", 0.55, "gloo", carrier="shm", consistency="ssp:3"),
-    _versus_row("shm, asp, against gloo", 0.55, "gloo", carrier="shm", consistency="asp"),
-    _versus_row("uds, against gloo", 1.0, "gloo", carrier="uds"),
+    _versus_row("shm, against gloo", 0.15, "gloo", carrier="shm"),
+    _versus_row("shm, 4 workers, against gloo with 4 ranks", 0.11, "gloo", carrier="shm", num_workers="4"),
+    _versus_row("shm, gpt2, against gloo", 0.12, "gloo", carrier="shm", model="gpt2"),
+    _versus_row("shm, ssp:3, against gloo", 0.35, "gloo", carrier="shm", consistency="ssp:3"),
+    _versus_row("shm, asp, against gloo", 0.35, "gloo", carrier="shm", consistency="asp"),
+    _row("shm, against one pass over the memory", 1.4, _one_pass()),
+    _row("shm, Adam, against one pass over the memory", 1.4, _one_pass(optimizer="adam")),
+    _row("shm, AdamW, against one pass over the memory", 1.4, _one_pass(optimizer="adamw")),
+    _versus_row(
+        "shm, 20,000 small tensors, against gloo", 0.35, "gloo", carrier="shm", model="small-tensors"
+    ),
+    _row("tcp, 20,000 small tensors, against the machine's limit", 1.2, _limit("tcp", model="small-tensors")),
+    _versus_row("uds, against gloo", 0.85, "gloo", carrier="uds"),
     _versus_row("tcp, against torch RPC over TCP", 0.8, "torch-rpc", carrier="tcp"),
     _versus_row("tcp, against MXNet dist_sync", 0.5, "mxnet", carrier="tcp"),
     _versus_row("tcp, asp, against TensorFlow", 0.6, "tensorflow", carrier="tcp", consistency="asp"),
-    _versus_row("grpc, against MXNet dist_sync", 1.5, "mxnet", carrier="grpc"),
+    _versus_row("grpc, against MXNet dist_sync", 0.8, "mxnet", carrier="grpc"),
     _row("a step beyond compute, 10 times as many tensors / as many", 1.5, _small_tensors),
     _row("gpt2 against gloo / resnet50 against gloo, shm", 1.15, _gpt2("shm", "gloo")),
     _row("gpt2 against gloo / resnet50 against gloo, uds", 1.15, _gpt2("uds", "gloo")),
     _row("gpt2 against torch RPC / resnet50 against it, tcp", 1.15, _gpt2("tcp", "torch-rpc")),
     _row("shm: what Adam adds / its kernel alone", 1.2, _adam),
-    _row("a step beyond compute / DDP's, shm, batch 64", 0.3, _beyond("shm")),
-    _row("a step beyond compute / DDP's, shm, batch 16", 0.3, _beyond("shm", batch_size="16")),
+    _row("a step beyond compute / DDP's, shm, batch 64", 0.2, _beyond("shm")),
+    _row("a step beyond compute / DDP's, shm, batch 16", 0.2, _beyond("shm", batch_size="16")),
     _row("a step beyond compute / DDP's, tcp, batch 64", 1.0, _beyond("tcp")),
     _row("a step beyond compute / DDP's, tcp, batch 16", 1.0, _beyond("tcp", batch_size="16")),
     _row("gpt2-xl, 1 worker, shm: PSS of all processes", 20, _pss_gib, "GiB"),
@@ -396,6 +420,23 @@ ROWS: tuple[Row, ...] = (
         "A/A: differences found between asp and itself, five seeds",
         0,
         lambda runs: float(runs.instrument(check="aa")["found"]),
+    ),
+    _row(
+        "import ps_worker and the first optimizer, beyond import torch",
+        0.3,
+        lambda runs: float(runs.start_cost()["worker_beyond_torch_s"]),
+        "CPU s",
+    ),
+    _row(
+        "a server's start until it serves, after the first",
+        1.5,
+        lambda runs: float(runs.start_cost()["server_s"]),
+        "s",
+    ),
+    _row(
+        "64 workers, 4 servers, 1 MiB: CPU of the servers for a worker's round / with 8",
+        1.3,
+        lambda runs: float(runs.many_workers()["ratio"]),
     ),
     _row("a push and a pull, 1,000 members / 10", 1.5, lambda runs: float(runs.clock_cost()["growth"])),
     _row("a round with a token / without", 1.02, lambda runs: float(runs.token_cost()["on_over_off"])),

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--label-skew", type=float, help="alpha: each worker has other shares of the digits")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -53,6 +54,10 @@ def main() -> None:
         optimizer = worker.wrap(optimizer, model)  # ps
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
         worker.register_state("scheduler", scheduler)  # ps
+        if args.label_skew:
+            number = worker.rank * worker.group_size + worker.group_rank
+            skew = {"alpha": args.label_skew, "worker": number, "seed": args.seed}
+            train = ps.LabelSkew(train, train.tensors[1], **skew)
         loader = worker.loader(train, batch_size=args.batch_size, shuffle=True, seed=args.seed)  # ps
         start = time.perf_counter()
         for _ in worker.epochs(args.epochs):  # ps

@@ -13,6 +13,7 @@ from ps_lab.cluster.team import OnFailure
 from ps_lab.errors import LibraryMissing, exit_code_of
 from ps_lab.jobs import cli as job_cli
 from ps_lab.options import SERVERS, Servers, TlsDir, TokenFile
+from ps_lab.outputs import check_file
 from ps_lab.pipeline import cli as pipeline_cli
 from ps_lab.simulate import cli as simulate_cli
 from ps_lab.snapshots import cli as snapshot_cli
@@ -103,6 +104,14 @@ def launch(
             show_default="a new folder, which goes when the run ends well",
         ),
     ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_LOG_DIR",
+            help="Folder for TensorBoard: what the first worker logs is a run there, named for the job.",
+            show_default=False,
+        ),
+    ] = None,
     log_level: LogLevelOption = LogLevel.INFO,
     token_file: TokenFile = None,
     tls_dir: TlsDir = None,
@@ -133,7 +142,7 @@ def launch(
         pipeline_stages=pipeline_stages,
         nproc=nproc,
     )
-    named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir}
+    named = {TOKEN_FILE: token_file, TLS_DIR: tls_dir, "PS_LOG_DIR": log_dir}
     environment = os.environ | {name: str(path.absolute()) for name, path in named.items() if path}
     environment[log_levels.VARIABLE] = log_level
     own = {name for parameter in context.command.params for name in parameter.opts}
@@ -345,7 +354,9 @@ def trace(
 
     from ps_lab import traces  # noqa: PLC0415
 
-    out.write_text(json.dumps(traces.put_together(folder)), encoding="utf-8")
+    text = json.dumps(traces.put_together(folder))
+    check_file(out, "--out")
+    out.write_text(text, encoding="utf-8")
     print(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
 
 

@@ -37,6 +37,7 @@ from ps_wire.spec.epoch_use import EpochUse
 from ps_wire.spec.staleness import Staleness
 from ps_wire.spec.table import BucketOptions
 from ps_worker.connect import connect
+from ps_worker.data.label_skew import LabelSkew
 from ps_worker.data.loader import Loader
 from ps_worker.job.stats import Stats
 from ps_worker.model.hyperparameters import (
@@ -63,6 +64,7 @@ __all__ = [
     "Worker",
     "WrappedOptimizer",
     "Loader",
+    "LabelSkew",
     "Reader",
     "Cut",
     "Table",

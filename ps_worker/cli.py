@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import runpy
@@ -120,6 +121,13 @@ def run(
         Path | None,
         typer.Option(envvar="PS_TLS_DIR", help="Folder with ca.crt, tls.crt and tls.key: TLS both ways."),
     ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="PS_LOG_DIR",
+            help="Folder for TensorBoard: what the first worker logs is a run there, named for the job.",
+        ),
+    ] = None,
     nproc: Annotated[
         int,
         typer.Option(envvar="PS_NPROC", min=1, help="Processes to start here: ranks of groups, or workers."),
@@ -175,7 +183,7 @@ def run(
     }
     if metrics_port is not None:
         os.environ["PS_METRICS_PORT"] = str(metrics_port)
-    for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir)):
+    for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir), ("PS_LOG_DIR", log_dir)):
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder
     worker = _number(worker, nproc, group_size, fresh=fresh, alone=servers == ALONE)
@@ -208,9 +216,12 @@ def _hint(context: typer.Context, script: Path) -> None:
 
 def _run(script: Callable[[], object]) -> None:
     """Runs the script; what it raises of its own is shown here, and ends the process with 1."""
-    left = None
+    left, interrupted = None, False
     try:
         left = script()
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     except PsError as error:
         stopping.script_ended()
         if line := script_errors.line_through(error, __file__):
@@ -223,6 +234,8 @@ def _run(script: Callable[[], object]) -> None:
     finally:
         open_files.write_out()
         del left  # the names of the script, and so its files, were there until now
+        if interrupted:  # somebody waits: a last look through all that the script has imported takes 1 s
+            gc.freeze()
 
 
 def _check_module(name: str) -> None:

@@ -65,6 +65,7 @@ def connect(
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
     record: str | PathLike[str] | None = None,
+    log_dir: str | PathLike[str] | None = None,
     on_rollback: Callable[[int], None] | None = None,
     group_size: int | None = None,
     group_reduce: str | None = None,
@@ -93,6 +94,7 @@ def connect(
     token_file: str | PathLike[str] | None = None,
     tls_dir: str | PathLike[str] | None = None,
     record: str | PathLike[str] | None = None,
+    log_dir: str | PathLike[str] | None = None,
     on_rollback: Callable[[int], None] | None = None,
     group_size: int | None = None,
     group_reduce: str | None = None,
@@ -131,6 +133,8 @@ def connect(
         tls_dir: a folder with `ca.crt`, `tls.crt` and `tls.key`: connections are encrypted, and both ends
             show a certificate. The files are read again when they change.
         record: a folder, in which each incarnation of a worker writes a file with a line per step.
+        log_dir: a folder for TensorBoard: what the first worker logs goes there, as a run that is named for
+            the job. It needs the package tensorboard.
         on_rollback: called with the number of the step that is taken next when servers lost state, and the
             job went back to a snapshot. Loops over `worker.loader`, in `worker.epochs` or not, go back by
             themselves; where there is no `on_rollback`, the next step of others, such as those with batches
@@ -177,6 +181,7 @@ def connect(
         token_file=token_file,
         tls_dir=tls_dir,
         record=record,
+        log_dir=log_dir,
         group_reduce=group_reduce,
         group_size=size,
         group_rank=rank,
@@ -216,7 +221,7 @@ def _of_a_rank(chosen: settings.Settings, *, counts: bool) -> settings.Settings:
     """The settings of a rank above 0; where it does not count as a worker, the leader's figures are."""
     if counts:
         return replace(chosen, metrics_port=None)
-    return replace(chosen, metrics_port=None, record=None, stragglers=settings.NO_STRAGGLERS)
+    return replace(chosen, metrics_port=None, record=None, log_dir=None, stragglers=settings.NO_STRAGGLERS)
 
 
 def _size_of(process_group: ProcessGroup | None, group_size: int | None) -> tuple[int | None, int | None]:

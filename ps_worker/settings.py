@@ -55,6 +55,7 @@ class Settings:
         wire_dtype: in which float32 gradients and weights travel.
         wait_s: how long a reader waits for its job to start.
         record: folder for the record of this worker's steps; None: nothing is recorded.
+        log_dir: folder of runs for TensorBoard, where the job's scalars go; None: they do not.
         stragglers: when this worker is slow on purpose.
         ranks: the place of this process in its group.
         group_reduce: how ranks of a group reduce their gradients.
@@ -83,6 +84,7 @@ class Settings:
     wire_dtype: WireDtype = WireDtype.FP32
     wait_s: float = WAIT_S
     record: Path | None = None
+    log_dir: Path | None = None
     stragglers: StragglerProfile = NO_STRAGGLERS
     ranks: ranks.Ranks = ranks.ALONE
     group_reduce: str = REDUCES[0]
@@ -138,6 +140,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         tls_dir=_path(value("tls_dir", "")),
         wire_dtype=_named("wire_dtype", wire_dtype.parse, value("wire_dtype", WireDtype.FP32)),
         record=_path(value("record", "")),
+        log_dir=_path(value("log_dir", "")),
         stragglers=_named("straggler", stragglers.parse, value("straggler", "none")),
         ranks=place.ranks,
         group_reduce=value("group_reduce", REDUCES[0]),

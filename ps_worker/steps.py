@@ -37,6 +37,7 @@ from ps_worker.process.straggling import Straggling
 from ps_worker.process.waiting import LongWaits
 from ps_worker.recording.columns import RecordHeader
 from ps_worker.recording.recorder import StepRecorder, StepTotals
+from ps_worker.recording.scalar_log import ScalarLog
 from ps_worker.settings import Settings
 from ps_worker.step.step_host import TakesSteps
 from ps_worker.table import Table
@@ -85,7 +86,7 @@ class Steps:
         self._on_rollback = on_rollback
         self._joined = False
         self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
-        self._trimmed = False  # a first step was taken
+        self._stepped = False  # a first step was taken
         self._taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
         self._stands = False  # where the job was when this process came to it
         self._at_epoch = False
@@ -93,6 +94,7 @@ class Steps:
         self._untrained_said = False
         self.data = ScriptData(settings.consistency, self, ALONE if settings.pipeline else settings.ranks)
         self.recorder = self._recorder(settings)
+        self._scalars = self._scalar_log(settings)
         self._samples = None if self.recorder is None else self.data.step_samples()
         self._straggling = self._stragglers(settings)
         self.waits = LongWaits(lambda: (self.step, self.data.samples), self._whom, self.say)
@@ -112,6 +114,7 @@ class Steps:
         self._joined = True
         if self.recorder is not None:
             self.recorder.enter(self._header())
+        self._enter_scalars(None if self.link.resumed else 0)
         if self.link.resumed:
             self.say(f"job {self._settings.job} is under way: this worker goes on from its weights and steps")
         else:
@@ -185,9 +188,10 @@ class Steps:
             self._straggling.resumed(self.step, self._idle_s)
         self.link.uploads.at_step_boundary(step)
         stopping.step_ended()
-        if not self._trimmed:
-            self._trimmed = True
+        if not self._stepped:
+            self._stepped = True
             give_back_freed_blocks()  # the weights, and perhaps the gradients, as the script made them
+            self._say_undealt()
 
     def rejoin(self) -> None:
         """See `StepHost`."""
@@ -259,13 +263,13 @@ class Steps:
         if ready and not self.link.rejoiner.undone:
             self.link.uploads.at_step_begin(self.step)
 
-    def begin_epoch(self, epoch: int) -> bool:
+    def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> bool:
         """See `DataListener`."""
         if self.link.ended:
             return False
         self._stand()
         self.together.arrive()
-        reply = self.link.begin_epoch(epoch)
+        reply = self.link.begin_epoch(epoch, loop=loop, stop=stop)
         if reply.HasField("last"):
             self.say(f"{reply.why}: this loop ends")
             return False
@@ -319,6 +323,15 @@ class Steps:
         """The script begins with another batch: what it computed before is no part of the next step."""
         for owner in self._all:
             owner.renew()
+
+    def _say_undealt(self) -> None:
+        """Says on worker 0, at its first step, where no data of the script is dealt among the workers."""
+        first = self.link.rank == 0 and self._settings.ranks.leads
+        if first and self._settings.num_workers > 1 and self.optimizers and not self.data.has_loaders:
+            self.say(
+                "no worker.loader in this script: each worker trains on what it reads itself. Where that is "
+                "a DataLoader over the whole dataset, all train on all of it: worker.shard(loader) deals it"
+            )
 
     def _say_untrained(self, batches: int = 1) -> None:
         """Says, once, that a script which has had so many batches has made no step of them on the servers."""
@@ -379,6 +392,7 @@ class Steps:
             self.data.end()
         if self.recorder is not None:
             self.recorder.enter(self._header(), max(steps.values(), default=0))
+        self._enter_scalars(max(steps.values(), default=0) + 1)
         self.data.drop_batch()
         stepped = self.link.rounds.stepped
         for owner in self._all:
@@ -397,6 +411,7 @@ class Steps:
         try:
             self.link.rejoiner.announce()
         except RolledBack as undone:
+            self._enter_scalars(undone.step + 1)
             if self._on_rollback is None and not self.data.goes_on:
                 self._renew()
                 self.data.run_again()
@@ -501,6 +516,15 @@ class Steps:
         certain = settings.nonfinite is not NonFinite.SKIP or not settings.consistency.aggregates
         return StepRecorder(settings.record, warn=self.say, certain=certain)
 
+    def _scalar_log(self, settings: Settings) -> ScalarLog | None:
+        if settings.log_dir is None:
+            return None
+        return ScalarLog(settings.log_dir, settings.job, warn=self.say)
+
+    def _enter_scalars(self, since: int | None) -> None:
+        if self._scalars is not None:
+            self._scalars.enter(first=self._number == 0 and self._settings.ranks.leads, since=since)
+
     def _stragglers(self, settings: Settings) -> Straggling | None:
         if not settings.stragglers.parts:
             return None
@@ -548,6 +572,8 @@ class Steps:
         self.metrics = {**self.metrics, name: number}  # heartbeats read it
         if self.recorder is not None:
             self.recorder.log(name, number)
+        if self._scalars is not None:
+            self._scalars.log(name, number, self.step)
 
     def progress(self) -> pb.Progress:
         """The progress that the next heartbeat brings to whoever watches the job."""
@@ -600,6 +626,8 @@ class Steps:
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
             if self.recorder is not None:
                 last_first.callback(self.recorder.close, self._totals())
+            if self._scalars is not None:
+                last_first.callback(self._scalars.close)
             last_first.callback(self.link.close, reason)
             last_first.callback(self._settle_pushes)
             for handle in self._at_forwards:

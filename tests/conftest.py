@@ -18,7 +18,7 @@ from hypothesis import Phase, settings
 if TYPE_CHECKING:
     from tests.integration.processes import Process, Start, Zygote
 
-pytest_plugins = ["tests.watchdog", "tests.skips", "tests.stress"]
+pytest_plugins = ["tests.watchdog", "tests.skips", "tests.stress", "tests.longest_first"]
 
 # As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
+from ps_lab.outputs import check_file
 from ps_wire.errors import UsageError
 from ps_wire.frames.carrier import AUTO, VALID, Carrier
 
@@ -54,7 +55,10 @@ LinkMs: TypeAlias = Annotated[
 def roundtrip(
     model: Annotated[
         str | None,
-        typer.Option(help="Shapes of resnet50, gpt2, gpt2-xl, vgg16 or dlrm-dense.", show_default="resnet50"),
+        typer.Option(
+            help="Shapes of resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense or small-tensors.",
+            show_default="resnet50",
+        ),
     ] = None,
     shapes: Annotated[
         Path | None, typer.Option(help="Instead: a JSON file, a list of shapes.", show_default=False)
@@ -128,8 +132,8 @@ def roundtrip(
         tls_dir=use_tls(tls_dir),
         wire_dtype=wire_dtype,
     )
-    check_writable(json_file)
-    check_writable(trace, "--trace")
+    check_file(json_file, "--json")
+    check_file(trace, "--trace")
     with on_hosts(setup, hosts, link, apart=apart) as setup, showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
         events = traced.record(setup, watcher, carrier=outcome.carrier) if trace is not None else None
@@ -155,7 +159,7 @@ def picture(
     from ps_lab.bench.picture import draw, read_trace  # noqa: PLC0415 - not for --help
 
     text = draw(read_trace(trace))
-    check_writable(svg, str(svg))
+    check_file(svg, "SVG")
     svg.write_text(text, encoding="utf-8")
 
 
@@ -216,7 +220,7 @@ def step(
         link=parse_link(link_gbps, link_ms, carrier),
         wire_dtype=wire_dtype,
     )
-    check_writable(json_file)
+    check_file(json_file, "--json")
     with on_hosts(setup, hosts, setup.link, apart=apart) as setup, showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
     make_console().print(step_table(outcome))
@@ -255,20 +259,6 @@ def use_tls(folder: Path | None) -> str | None:
         return None
     os.environ["PS_TLS_DIR"] = found = str(folder.absolute())
     return found
-
-
-def check_writable(path: Path | None, option: str = "--json") -> None:
-    """Finds out before a long run, not after it.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    if path is None:
-        return
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:

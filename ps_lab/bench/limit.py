@@ -11,6 +11,8 @@ from ps_lab.bench.shapes import ITEM_BYTES
 from ps_lab.cluster.cluster import HOST, free_ports
 
 NAME = "limit"
+ONE_PASS = "one pass"  # noqa: S105 - over the memory
+ONE_PASS_OPTIMIZERS = ("sgd", "adam", "adamw")  # that the compiled kernels know
 SHARED_MEMORY = "shm"
 CONNECTIONS = 1  # of a worker to each server, as the project has
 
@@ -20,6 +22,15 @@ def plan(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:
     return _memory(setup) if carrier == SHARED_MEMORY else _sockets(setup, carrier)
 
 
+def one_pass(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:
+    """The process that does a round of `shm` in one pass over the memory; none where that is not possible."""
+    if not _passes(setup, carrier):
+        return ()
+    from ps_wire.process import kernels  # noqa: PLC0415 - torch comes with it
+
+    return () if kernels.KERNELS is None else _memory(setup, name=ONE_PASS, one_pass=True)
+
+
 def kernel(setup: Setup) -> tuple[ProcessPlan, ...]:
     """The process that measures the optimizer's kernel alone, on all cores."""
     return _memory(setup, alone=True)
@@ -27,19 +38,28 @@ def kernel(setup: Setup) -> tuple[ProcessPlan, ...]:
 
 def copies(setup: Setup) -> int:
     """How many times the weights' bytes they hold at least, whichever carrier it comes to."""
-    return min(2 + setup.state_slots + setup.num_workers, 1 + 3 * setup.num_workers)
+    memory = 2 + setup.state_slots + setup.num_workers
+    passes = memory if _passes(setup, setup.asked_carrier) else 0
+    return min(memory, 1 + 3 * setup.num_workers) + passes
 
 
-def _memory(setup: Setup, *, alone: bool = False) -> tuple[ProcessPlan, ...]:
+def _passes(setup: Setup, carrier: str) -> bool:
+    return carrier == SHARED_MEMORY and setup.consistency == "bsp" and setup.optimizer in ONE_PASS_OPTIMIZERS
+
+
+def _memory(
+    setup: Setup, *, name: str = NAME, alone: bool = False, one_pass: bool = False
+) -> tuple[ProcessPlan, ...]:
     configuration = {
         "parameters": setup.parameters,
         "workers": setup.num_workers,
         "optimizer": setup.optimizer,
         "bsp": setup.consistency == "bsp",
         "alone": alone,
+        "one_pass": one_pass,
     }
     command = run_module("ps_lab.bench.children.memory_limit")
-    return (ProcessPlan(name=NAME, command=command, configuration=configuration),)
+    return (ProcessPlan(name=name, command=command, configuration=configuration),)
 
 
 def _sockets(setup: Setup, carrier: str) -> tuple[ProcessPlan, ...]:

@@ -24,10 +24,12 @@ def roundtrip_table(outcome: RoundtripOutcome) -> Table:
     table.add_column("")
     for header in ("median s", "p90 s", "project / it", "GB/s each way", "CPU s / GB"):
         table.add_column(header, justify="right")
+    limits = {limit.NAME: _limit_text(outcome), limit.ONE_PASS: "one pass over memory"}
+    limits = {name: f"the machine's limit ({text})" for name, text in limits.items()}
     for name in outcome.rounds:
         summary, cpu_s = outcome.summary(name), outcome.cpu_s_per_gb(name)
         table.add_row(
-            f"the machine's limit ({_limit_text(outcome)})" if name == limit.NAME else name,
+            limits.get(name, name),
             f"{summary.median:.4f}",
             f"{summary.p90:.4f}",
             "" if name == PROJECT else f"{outcome.ratio(name):.2f}",

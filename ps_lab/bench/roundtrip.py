@@ -87,6 +87,7 @@ class RoundtripOutcome:
             "server_state_bytes": self.server_state_bytes,
             "peers": {name: against(name) for name in setup.peers},
             "limit": against(limit.NAME) if setup.with_limit else None,
+            "one_pass": against(limit.ONE_PASS) if limit.ONE_PASS in self.rounds else None,
         }
 
 
@@ -96,7 +97,7 @@ class Started:
 
     Attributes:
         session: that holds the processes.
-        parties: the project first, then the peers, the limit last.
+        parties: the project first, then the peers, the limits last.
         carrier: that the project's workers have.
     """
 
@@ -236,6 +237,7 @@ def _start(session: Session, setup: Setup, peers: Mapping[str, Peer]) -> Started
     session.wait_ready(limit_s=limit_s)
     carrier = carrier_of(session.cluster.addresses, JOB, session.cluster.access)
     if setup.with_limit:
-        parties.append(session.start(limit.NAME, limit.plan(setup, carrier), limit_s=limit_s))
+        limits = {limit.NAME: limit.plan(setup, carrier), limit.ONE_PASS: limit.one_pass(setup, carrier)}
+        parties += [session.start(name, plans, limit_s=limit_s) for name, plans in limits.items() if plans]
         session.wait_ready(limit_s=limit_s)
     return Started(session=session, parties=parties, carrier=carrier)

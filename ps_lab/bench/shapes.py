@@ -62,6 +62,11 @@ def dlrm_dense() -> Shapes:
     return tuple(shapes)
 
 
+def small_tensors() -> Shapes:
+    """20,000 tensors of 1 to 4 KiB, 51.2 MB: models with many layers, or with an adapter on each."""
+    return tuple((256 * (1 + index % 4),) for index in range(20_000))
+
+
 def _gpt2(*, width: int, layers: int) -> Shapes:
     norm: Shapes = ((width,), (width,))
     attention: Shapes = ((width, 3 * width), (3 * width,), (width, width), (width,))
@@ -76,6 +81,7 @@ MODELS: dict[str, Callable[[], Shapes]] = {
     "gpt2-xl": gpt2_xl,
     "vgg16": vgg16,
     "dlrm-dense": dlrm_dense,
+    "small-tensors": small_tensors,
 }
 
 

@@ -28,6 +28,7 @@ from ps_lab.errors import CommandMissing, Interrupted, process_failed
 from ps_lab.status.observer import is_serving
 from ps_wire.access.access import from_environment
 from ps_wire.errors import StartLimitExceeded, Unavailable
+from ps_wire.frames.carrier import AUTO, Carrier
 
 POLL_S = 0.1  # between two looks at a server that starts
 START_LIMIT_S = (
@@ -36,6 +37,7 @@ START_LIMIT_S = (
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
 DRAIN_LIMIT_S = 5.0  # of it, for a worker's step to end
 HOST = LOCAL.address
+SHORTCUTS = (None, AUTO)  # carriers that would find a way past a slow link
 # Below what Linux and macOS hand out to outgoing connections, so that none of those takes a port between
 # our choice and the server's bind.
 PORTS = range(20_000, 32_000)
@@ -65,6 +67,7 @@ class Job:
         carrier: of gradients and weights, as typed; None leaves it to `PS_CARRIER`.
         wire_dtype: in which these travel, as typed; None leaves it to `PS_WIRE_DTYPE`.
         servers: addresses under which its workers reach the servers; None: the cluster's.
+        reached_by: those of single workers, whose data then goes over TCP: they are behind a slow link.
         environment: of its workers, added to the cluster's.
         group_size: processes that are one worker together.
         pipeline: each of them is one stage of a pipeline.
@@ -80,6 +83,7 @@ class Job:
     carrier: str | None = None
     wire_dtype: str | None = None
     servers: tuple[str, ...] | None = None
+    reached_by: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     group_size: int = 1
     pipeline: bool = False
@@ -91,6 +95,7 @@ class Cluster:
 
     Attributes:
         addresses: of the servers, in shard order.
+        data_ports: of the servers, for data over TCP; none: they take any.
         access: what the environment says of certificates and a token; for who asks the servers.
         events: what happened; read by `next_event`, and by whoever else puts signals into it.
     """
@@ -129,12 +134,13 @@ class Cluster:
         )
         self._on_line = on_line
         self._server_options = tuple(server_options)
-        self._data_ports = tuple(data_ports)
+        self.data_ports = tuple(data_ports)
         self._environment = dict(os.environ if environment is None else environment)
         self.access = from_environment(self._environment, lambda line: on_line("certificates", line))
         self._fresh = fresh
         self._servers: list[Child] = []
         self._workers: list[Child] = []
+        self._beside: list[Child] = []
 
     def __enter__(self) -> Self:
         """Starts the servers and returns when all of them serve.
@@ -187,13 +193,17 @@ class Cluster:
         command: Sequence[str],
         environment: Mapping[str, str],
         on_line: Callable[[str, str], None],
+        *,
+        with_stdin: bool = False,
     ) -> Child:
         """Starts a process that is neither server nor worker, with an environment added to that of all.
 
         Whoever starts it ends it; `stop` ends it, too.
         """
-        child = self._spawn(name, command, {**self._environment, **environment}, on_line=on_line)
-        self._workers.append(child)
+        child = self._spawn(
+            name, command, {**self._environment, **environment}, with_stdin=with_stdin, on_line=on_line
+        )
+        self._beside.append(child)
         return child
 
     def _of(self, job: Job) -> dict[str, str]:
@@ -208,16 +218,18 @@ class Cluster:
         self, job: Job, number: int, name: str, environment: Mapping[str, str], *, with_stdin: bool = False
     ) -> Child:
         host = job.hosts[number % len(job.hosts)]
+        servers = job.reached_by.get(number, job.servers or self.addresses)
+        carrier = Carrier.TCP if number in job.reached_by and job.carrier in SHORTCUTS else job.carrier
         command = [
             *host.enter,
             command_path("ps-worker"),
-            *("--servers", ",".join(job.servers or self.addresses)),
+            *("--servers", ",".join(servers)),
             *("--job", job.name),
             *("--consistency", job.consistency),
             *("--num-workers", str(job.num_workers)),
             *("--worker", str(number)),
             *("--nonfinite", job.nonfinite),
-            *(("--carrier", job.carrier) if job.carrier is not None else ()),
+            *(("--carrier", carrier) if carrier is not None else ()),
             *(("--wire-dtype", job.wire_dtype) if job.wire_dtype is not None else ()),
             *(_of_group(job, fresh=self._fresh) if job.group_size > 1 else ()),
             str(job.script),
@@ -246,16 +258,16 @@ class Cluster:
                 running.discard(self._ended_well(event))
 
     def stop(self) -> None:
-        """Ends everything: the workers, then the servers; each is killed after `GRACE_S`, or at a signal.
+        """Ends everything: workers, what is beside them, then servers; each is killed after `GRACE_S`.
 
-        What did not end as asked is said in a line of its output.
+        Or at a signal. What did not end as asked is said in a line of its output.
         """
-        self._stop(self._workers)
+        self._stop([*self._workers, *self._beside])
         self._stop(self._servers)
         for server in self._servers:
             if server.exit_code:
                 self._on_line(server.name, f"(ended with code {server.exit_code})")
-        self._workers, self._servers = [], []
+        self._workers, self._beside, self._servers = [], [], []
 
     def _stop(self, children: Sequence[Child]) -> None:
         for child in children:
@@ -282,7 +294,7 @@ class Cluster:
                 *("--host", host.address),
                 *("--port", address.rpartition(":")[2]),
                 *(("--coordinator", self.addresses[0]) if shard else ()),
-                *(("--data-port", str(self._data_ports[shard])) if self._data_ports else ()),
+                *(("--data-port", str(self.data_ports[shard])) if self.data_ports else ()),
                 *self._server_options,
             ]
             self._servers.append(self._spawn(f"server {shard}", command, self._environment))

@@ -22,10 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ps_lab.bench.link import check_available
 from ps_lab.cluster.child import Child
-from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
+from ps_lab.cluster.cluster import Cluster, Event, Job, free_ports, interrupted
 from ps_lab.cluster.interrupts import Signalled
 from ps_lab.cluster.team import Team
+from ps_lab.compare.host_links import LinkProcesses, check_links, links_of
 from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts
 from ps_lab.compare.progress import Progress, RecordsProgress, Seen, ServersProgress, of_job
 from ps_lab.errors import Interrupted, process_failed
@@ -36,7 +38,9 @@ from ps_lab.status.observer import ask
 from ps_lab.status.status import Job as JobStatus
 from ps_lab.status.watch import Watch
 from ps_wire.errors import JobUnknown, PsError, UsageError
-from ps_wire.spec.stragglers import Crash, SlowLink
+from ps_wire.frames import carrier as carriers
+from ps_wire.frames.carrier import Carrier
+from ps_wire.spec.stragglers import Crash
 from ps_worker.job import own_servers
 from ps_worker.settings import STORE
 
@@ -45,6 +49,8 @@ LAST_LOOK_S = 10.0  # for an evaluation of the final weights, when all workers h
 GRACE_S = 20.0  # from SIGTERM until a worker is killed: its step may be a long one
 KILLED = 128 + 9  # as a shell says it
 ALONE = "none"  # instead of addresses: workers without servers
+BACKUP = "bsp:backup="
+THROUGH_LINKS = (Carrier.TCP, Carrier.GRPC)
 
 
 def check(experiment: Experiment) -> None:
@@ -52,24 +58,52 @@ def check(experiment: Experiment) -> None:
 
     Raises:
         UsageError: the experiment asks for it; the key is named.
+        BenchFailed: there are to be links, and this machine has but one address of loopback.
     """
+    setup = experiment.setup
     refused = [
         (
             "record",
             bool(experiment.baselines) and not experiment.record,
             "baselines have no servers that would say how far they are: their records do",
         ),
-        ("group_size", experiment.setup.group_size > 1, "there are no worker groups yet"),
-        ("hosts", bool(experiment.setup.hosts), "runs in networks of their own are not there yet"),
-        *(
-            ("profiles", isinstance(part, SlowLink), f"{profile.name}: slow_link cannot be run here yet")
-            for profile in experiment.profiles
-            for part in profile.straggler.parts
+        (
+            "group_size",
+            setup.group_size > 1 and bool(experiment.baselines),
+            "in the baselines each process is a worker",
+        ),
+        (
+            "group_size",
+            setup.group_size > 1 and any(model.startswith(BACKUP) for model in experiment.models),
+            "groups have no backup, and a model has",
+        ),
+        (
+            "group_size",
+            setup.group_size > 1
+            and any(isinstance(part, Crash) for it in experiment.profiles for part in it.straggler.parts),
+            "a profile kills processes, and a group ends with any of its ranks",
+        ),
+        (
+            "hosts",
+            bool(setup.hosts) and bool(experiment.baselines),
+            "links are between workers and servers, and baselines have no servers",
+        ),
+        (
+            "hosts",
+            bool(setup.hosts) and setup.carrier not in (carriers.AUTO, *THROUGH_LINKS),
+            f"data over {setup.carrier} passes by links: take carrier tcp",
         ),
     ]
     for key, is_there, why in refused:
         if is_there:
             raise UsageError(f"{key}: {why}; take it out to run the rest", key=key)
+    if setup.hosts:
+        check_available()
+    for profile in experiment.profiles:
+        try:
+            check_links(setup.hosts, profile.straggler, max(setup.workers))
+        except UsageError as error:
+            raise UsageError(f"profiles: {profile.name}: {error.message}", key="profiles") from None
 
 
 class LocalRunner:
@@ -124,7 +158,7 @@ class LocalRunner:
         with log.open("w", encoding="utf-8", errors="replace", buffering=1) as file:
             self._lines = lambda name, line: _write(file.write, name, line)
             try:
-                running = _Running(self._servers(run.servers), run, self._scripts, records, self._lines)
+                running = _Running(self._servers(run), run, self._scripts, records, self._lines)
                 return running.to_its_end(began_s, self._on_progress)
             except Interrupted:
                 self._stop()
@@ -140,12 +174,14 @@ class LocalRunner:
             finally:
                 self._lines = _nobody
 
-    def _servers(self, count: int) -> Cluster:
+    def _servers(self, run: Run) -> Cluster:
+        count = run.servers
         if self._cluster is not None and len(self._cluster.addresses) != count:
             self._stop()
         if self._cluster is None:
             cluster = Cluster(
                 num_servers=count,
+                data_ports=free_ports(count) if run.hosts else (),
                 on_line=self._said,
                 fresh=self._fresh,
                 events=self._events,
@@ -182,14 +218,15 @@ class _Running:
         self._run = run
         self._records = records
         self._serves = run.model not in BASELINES
-        ranks = 1 if self._serves or run.model == DDP else run.workers  # of one group without servers
+        # The baseline none is one group without servers.
+        ranks = run.group_size if self._serves or run.model == DDP else run.workers
         environment = {"PS_STRAGGLER": str(run.profile.stragglers(run.seed))}
         if run.record:
             environment["PS_RECORD"] = str(records.absolute())
         self._job = Job(
             name=f"run-{run.id.rpartition('-')[2]}",
             consistency=run.model if self._serves else "bsp",
-            num_workers=run.workers // ranks,
+            num_workers=run.workers if self._serves else run.workers // ranks,
             group_size=ranks,
             script=scripts / run.script,
             arguments=run.arguments,
@@ -224,7 +261,12 @@ class _Running:
         """A place of its own for the workers of a baseline, where they meet; servers know the job."""
         self._forget()
         if self._serves:
-            yield
+            links = LinkProcesses(links_of(self._run), self._cluster, self._on_line)
+            try:
+                self._job = replace(self._job, reached_by=links.addresses())
+                yield
+            finally:
+                links.close()
         elif self._run.model != DDP:
             listening, address = own_servers.listen()
             store = own_servers.keep_store(listening)

@@ -67,7 +67,10 @@ class LoaderListener(Protocol):
         """Called when nothing more of an epoch is this worker's, on the way out of the iteration over it."""
 
     def begin_batch(self) -> None:
-        """Called before a batch is read in this process, or handed out that was used already."""
+        """Called once for each batch: before it is read in this process, else before it is handed out.
+
+        What is noted there is of before the batch's samples have drawn from generators of this process.
+        """
 
     def hand_out(self, loader: Loader, samples: int) -> None:
         """Called before a batch of so many samples is handed out, which is to be used."""
@@ -163,6 +166,7 @@ class Loader:
         self._replays = False  # it hands out batches that were used
         self._iteration = 0
         self._under_way: int | None = None  # the epoch of that iteration, until it is over
+        self._reads_here = not streamed and not options.get("num_workers")  # else batches are read ahead
         self._made_with: LoaderState = {
             "seed": seed,
             "shuffle": not streamed if shuffle is None else shuffle,
@@ -198,13 +202,12 @@ class Loader:
                 drop_last=drop_last,
                 least=ranks.size,
             )
-            in_process = not options.get("num_workers")  # else batches are read ahead
             self._share = ShareSampler(
                 share,
                 rank,
                 shuffle=bool(self._made_with["shuffle"]),
                 seed=seed,
-                on_read=self._reads if in_process else None,
+                on_read=self._reads if self._reads_here else None,
                 part=(ranks.rank, ranks.size),
             )
             self._length = len(self._share.sizes)
@@ -334,7 +337,8 @@ class Loader:
             found = next(batches, None)
             if found is None:
                 break
-            self._listener.begin_batch()
+            if not self._reads_here:
+                self._listener.begin_batch()
             self._now = replace(self._now, offset=self._now.offset + 1)
             begun += 1
             yield found[1]
@@ -365,6 +369,8 @@ class Loader:
                 )
             if self._ended or self._now is None or self._dealer.void:
                 return
+            if not self._reads_here:
+                self._listener.begin_batch()
             self._listener.hand_out(self, size)
             self._now = replace(self._now, offset=self._now.offset + 1)
             yield batch

@@ -17,6 +17,7 @@ import json
 import logging
 import queue
 import struct
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in 
 MAX_BLOB_BYTES = 8 << 30
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
 TAG = 7  # tensors of two ranks are in order, so that one tag does
-SIZES = struct.Struct("<qq")  # of a message: header, blob
+SIZES = struct.Struct("<?qq")  # of a message: whether it is heard later than what is said since, header, blob
 
 Result = TypeVar("Result")
 Fields = Mapping[str, Any]
@@ -66,6 +67,17 @@ class Said:
 
     fields: dict[str, Any] = field(default_factory=dict)
     blob: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """Words of this rank that others may not have heard yet; see `Channel.say`.
+
+    Attributes:
+        mine: it.
+    """
+
+    mine: Said
 
 
 class _Outcome:
@@ -109,6 +121,9 @@ class Channel:
         self._on_broken = on_broken
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
         self._others = range(1, ranks.size)
+        self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(
+            deque
+        )  # by rank, and whether late
         abort.when_set(lambda _: lines.wake())
         watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
 
@@ -162,7 +177,34 @@ class Channel:
             GroupBroken: a rank does something else, or has gone.
         """
         mine = Said({**(fields or {}), "what": what})
-        others = [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
+        return self._hear_all(mine, dict.fromkeys(self._all_others, mine), late=False)
+
+    def say(self, what: str, fields: Fields | None = None) -> Saying:
+        """Every rank says something to every other, and waits for nobody: all of them hear it later.
+
+        What is said so is heard in the order in which it was said, whatever else ranks exchange meanwhile.
+        What the sockets do not hold leaves when this rank waits next.
+        """
+        self._abort.check()
+        mine = Said({**(fields or {}), "what": what})
+        try:
+            for rank in self._all_others:
+                for part in _written(mine, late=True):
+                    self._lines.queue(rank, part)
+        except Gone as error:
+            raise self._has_gone(error.rank) from None
+        return Saying(mine)
+
+    def hear_all(self, saying: Saying) -> list[Said]:
+        """Waits until all ranks have said theirs; see `share`."""
+        return self._hear_all(saying.mine, {}, late=True)
+
+    @property
+    def _all_others(self) -> list[int]:
+        return [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
+
+    def _hear_all(self, mine: Said, told: Mapping[int, Said], *, late: bool) -> list[Said]:
+        """Each rank is heard by itself: who does something else is found."""
         first = mine
 
         def check(rank: int, said: Said) -> None:
@@ -173,7 +215,7 @@ class Channel:
             else:
                 self._compare(str(first.fields.get("what")), rank, said)
 
-        said = self._converse(dict.fromkeys(others, mine), others, check)
+        said = self._converse(told, self._all_others, check, late=late)
         said.insert(self.ranks.rank, mine)
         return said
 
@@ -294,6 +336,8 @@ class Channel:
         told: Mapping[int, Said],
         sources: Sequence[int],
         check: Callable[[int, Said], None] = lambda _rank, _said: None,
+        *,
+        late: bool = False,
     ) -> list[Said]:
         """All of it leaves at once, and each rank is heard by itself: who does something else is found.
 
@@ -301,6 +345,7 @@ class Channel:
             told: what is said, by rank; the same to several is written once.
             sources: the ranks that are heard, one message of each, in this order.
             check: sees each message as it comes.
+            late: what was said with `say` is heard.
         """
         self._abort.check()
         try:
@@ -311,7 +356,7 @@ class Channel:
                         self._lines.queue(rank, part)
                 heard = []
                 for rank in sources:
-                    heard.append(self._receive(rank))
+                    heard.append(self._hear(rank, late=late))
                     check(rank, heard[-1])
                 while self._lines.sending:
                     self._pause(None)
@@ -325,8 +370,16 @@ class Channel:
             raise
         return heard
 
-    def _receive(self, source: int) -> Said:
-        header_bytes, blob_bytes = SIZES.unpack(self._exactly(source, SIZES.size))
+    def _hear(self, source: int, *, late: bool) -> Said:
+        """The next message of a rank that is late, or that is not; others are kept for who hears them."""
+        kept = self._kept[source, late]
+        while not kept:
+            said, is_late = self._receive(source)
+            self._kept[source, is_late].append(said)
+        return kept.popleft()
+
+    def _receive(self, source: int) -> tuple[Said, bool]:
+        late, header_bytes, blob_bytes = SIZES.unpack(self._exactly(source, SIZES.size))
         if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
             raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
         header, blob = (bytes(self._exactly(source, count)) for count in (header_bytes, blob_bytes))
@@ -336,7 +389,7 @@ class Channel:
             fields = None
         if not isinstance(fields, dict):
             raise self.broken(f"rank {source} on {self._hosts[source]} says what is no message")
-        return Said(fields, blob)
+        return Said(fields, blob), late
 
     def _exactly(self, source: int, count: int) -> bytearray:
         data = bytearray(count)
@@ -433,10 +486,10 @@ def _gone(rank: int) -> Iterator[None]:
         raise Gone(rank, str(error)) from None
 
 
-def _written(said: Said) -> list[bytes]:
+def _written(said: Said, *, late: bool = False) -> list[bytes]:
     """A message as it travels: two sizes and the header, and the blob."""
     header = json.dumps(said.fields).encode()
-    return [SIZES.pack(len(header), len(said.blob)) + header, said.blob]
+    return [SIZES.pack(late, len(header), len(said.blob)) + header, said.blob]
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

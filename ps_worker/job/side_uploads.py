@@ -34,7 +34,7 @@ class SideUploads:
         self._overdue = False  # a position, by one step
         self.noting = Noting(
             lambda: side.pack_note(listener.positions()),
-            self._put_note,
+            lambda: presence.membership.put_note,
             listener.say,
         )
 
@@ -79,7 +79,4 @@ class SideUploads:
             at: where it was, with this worker's steps.
         """
         with suppress(PsError):  # its own first note follows
-            self._put_note(model_table.pack({**state, **at.pack()}))
-
-    def _put_note(self, note: bytes) -> None:
-        self._presence.membership.put_note(note)
+            self._presence.membership.put_note(model_table.pack({**state, **at.pack()}))

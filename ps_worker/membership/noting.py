@@ -3,6 +3,9 @@
 A note is put when an epoch begins, and then at the beginning of a step when the last one is `EVERY_S` old, or
 older where notes are large. So a position that is taken up is some steps old; these steps are replayed.
 
+A note is put as the incarnation that made it: one that comes late, when the worker has joined again, perhaps
+in a job that went back, is refused.
+
 It must not know what a note holds. Used by the thread that trains; `_idle` is set by the thread that puts.
 """
 
@@ -14,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from ps_wire.errors import PsError
+from ps_wire.errors import Evicted, PsError
 from ps_wire.process import watched
 
 logger = logging.getLogger("ps_worker")
@@ -30,14 +33,21 @@ class Noting:
     def __init__(
         self,
         pack: Callable[[], bytes],
-        put: Callable[[bytes], None],
+        put_now: Callable[[], Callable[[bytes], None]],
         say: Callable[[str], None],
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes what makes a note, and what puts it on the coordinator, which may wait for an answer."""
+        """Has noted nothing.
+
+        Args:
+            pack: makes a note.
+            put_now: gives what puts a note as this incarnation, and may wait for the coordinator.
+            say: says something to the person at the terminal.
+            now_s: seconds of a monotonic clock.
+        """
         self._pack = pack
-        self._put = put
+        self._put_now = put_now
         self._say = say
         self._now_s = now_s
         self._idle = threading.Event()
@@ -49,10 +59,10 @@ class Noting:
     def at_step(self) -> None:
         """A step begins: puts a note if one is due; does not wait."""
         if self._now_s() >= self._due_s and self._idle.is_set():
-            note = self._make()
+            puts = self._make()
             self._idle.clear()
             try:
-                watched.thread("ps-note", partial(self._put_one, note), log=logger).start()
+                watched.thread("ps-note", puts, log=logger).start()
             except BaseException:  # no thread can be had, or Ctrl-C: nobody puts it
                 self._idle.set()
                 raise
@@ -61,17 +71,19 @@ class Noting:
         """An epoch begins: puts a note, and waits until it is there; a large one only when it is due."""
         self._idle.wait()
         if self._nbytes <= SMALL_BYTES or self._now_s() >= self._due_s:
-            self._put_one(self._make())
+            self._make()()
 
-    def _make(self) -> bytes:
+    def _make(self) -> Callable[[], None]:
         note = self._pack()
         self._nbytes = len(note)
         self._due_s = self._now_s() + max(EVERY_S, self._nbytes / BYTES_PER_S)
-        return note
+        return partial(self._put_one, note, self._put_now())
 
-    def _put_one(self, note: bytes) -> None:
+    def _put_one(self, note: bytes, put: Callable[[bytes], None]) -> None:
         try:
-            self._put(note)
+            put(note)
+        except Evicted:
+            pass  # what follows is noted when it has joined again
         except PsError as error:  # the next one may come through
             if not self._said:
                 self._said = True

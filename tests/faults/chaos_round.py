@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ps_wire.snapshot.manifest import MANIFEST
@@ -306,19 +306,23 @@ class Chaos:
         coordinator = self._world.servers.processes[0]
         self._disk.fill()
         stop.go()
-        try:
-            self._wait_snapshot(coordinator, "NO SNAPSHOT.*No space left")
+        try:  # an older snapshot may be deleted meanwhile, and leave room for one more
+            self._wait_snapshot(coordinator, "NO SNAPSHOT.*No space left", self._disk.fill)
         finally:
             self._disk.empty()
         self._wait_snapshot(coordinator, ": snapshot .* of step")
 
-    def _wait_snapshot(self, coordinator: Process, pattern: str) -> None:
-        """Until the coordinator says so once more, or the job is over."""
+    def _wait_snapshot(
+        self, coordinator: Process, pattern: str, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
+        """Until the coordinator says so once more, or the job is over; calls `meanwhile` at each look."""
         before = len(re.findall(pattern, coordinator.text))
-        until(
-            lambda: self._over.exists() or len(re.findall(pattern, coordinator.text)) > before,
-            f"the coordinator says {pattern!r}",
-        )
+
+        def said() -> bool:
+            meanwhile()
+            return self._over.exists() or len(re.findall(pattern, coordinator.text)) > before
+
+        until(said, f"the coordinator says {pattern!r}")
 
     def _count(self, pattern: str) -> int:
         """How often workers have said it, those of before too."""

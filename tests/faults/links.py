@@ -161,8 +161,8 @@ class Disk:
         self._filler = folder / ".filler"
 
     def fill(self) -> None:
-        """There is no room for a single byte any more."""
-        with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        """There is no room for a single byte, until something on it is deleted; called again, also then."""
+        with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(BLOCK_BYTES))
 

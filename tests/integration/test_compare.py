@@ -36,7 +36,13 @@ with ps.connect() as worker:
             sys.exit(3)
     worker.finish()
 """
+RANKS = (
+    SCRIPT
+    + """    print(f"rank {{worker.group_rank}} of {{worker.group_size}}", flush=True)
+"""
+)
 ENDLESS = """
+import time
 import torch
 import ps_worker as ps
 
@@ -52,6 +58,7 @@ with ps.connect() as worker:
             optimizer.step()
             optimizer.zero_grad()
             worker.log(loss=loss)
+            time.sleep(0.01)
 """
 EXPERIMENT = """
 name = "tiny"
@@ -121,7 +128,7 @@ def test_what_was_broken_off_is_gone_on_with_and_nothing_is_repeated(compare, tm
 
 
 def test_ctrl_c_ends_all_processes_and_leaves_the_run_to_be_done(compare, tmp_path: Path):
-    process = compare("--only", "asp", steps=10**6)
+    process = compare("--only", "asp", script=ENDLESS)
     process.wait_line(r"asp, none, 2 workers, seed 0:  .*step ")
     process.signal(signal.SIGINT)
     assert process.wait_end() == 130
@@ -189,6 +196,7 @@ with ps.connect(role="reader", wait=100) as reader:
     while not ended:
         ended = reader.read(model).ended
         print(json.dumps(dict(unix_s=time.time(), held_s=0.01, norm=float(model.weight.norm()))), flush=True)
+        time.sleep(0.05)
 print("this is no look")
 """
 WHOLE = """
@@ -199,6 +207,10 @@ every_s = 0.1
 metric = "norm"
 at_least = 0.0
 goes_on = true
+[[hosts]]
+workers = [1]
+megabits_per_s = 100
+delay_ms = 10
 [[profiles]]
 name = "dies"
 straggler = "crash:step=3,restart=0,worker=1"
@@ -224,14 +236,26 @@ def test_records_an_evaluation_and_a_worker_that_is_killed_and_comes_again(compa
     assert "evaluator| this is no look" in (done.path / "output.log").read_text()
     recordings = read_recordings(done.records)
     assert [(one.header.worker, len(one.steps)) for one in recordings if one.header.worker == 0] == [(0, 10)]
-    assert [one.header.worker for one in recordings].count(1) == 2
+    linked = [one for one in recordings if one.header.worker == 1]
+    assert len(linked) == 2
+    assert all(step.ended_s - step.started_s >= 0.020 for one in linked for step in one.steps)
     assert all(verdict.holds is not Holds.NO for verdict in verdicts(read_run(done)))
+
+
+def test_a_group_of_ranks_is_one_worker_of_a_run(compare, tmp_path: Path):
+    text = EXPERIMENT.replace("record = false\n", "group_size = 2\n").replace("workers = 2", "workers = 1")
+    (tmp_path / "tiny.toml").write_text(text)
+    assert ended(compare("--only", "bsp", steps=3, script=RANKS))[0] == 0
+    (done,) = [one for one in Folder.open(tmp_path / "out").runs if one.run.model == "bsp"]
+    assert [(one.header.worker, len(one.steps)) for one in read_recordings(done.records)] == [(0, 3)]
+    said = (done.path / "output.log").read_text()
+    assert [f"rank {rank} of 2" in said for rank in (0, 1, 2)] == [True, True, False]
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("group_size = 2\n", "group_size: there are no worker groups yet"),
+        ('carrier = "shm"\n[[hosts]]\nworkers = [1]\nmegabits_per_s = 8\n', "hosts: data over shm passes"),
         ('model = "bsp"\n', "models"),
     ],
 )

@@ -10,7 +10,62 @@ WHOLE = f"{OF_THE_RUNNER}::test_records_an_evaluation_and_a_worker_that_is_kille
 OF_SENTENCES = ("tests/unit/ps_lab/compare/test_sentences.py",)
 OF_EXPERIMENTS = ("tests/unit/ps_lab/experiments/test_experiment.py",)
 
+LINKS = "ps_lab/compare/host_links.py"
+OF_CHECKS = "tests/unit/ps_lab/compare/test_local_runner.py"
+IS_SLOWER = (f"{OF_CHECKS}::test_a_slow_link_is_that_of_its_host_made_slower_and_others_are_as_ever",)
+SKEW = "ps_worker/data/label_skew.py"
+OF_SKEW = "tests/unit/ps_worker/data/test_label_skew.py"
+
 MUTANTS = (
+    Mutant(
+        name="compare: workers of a host reach the servers past its link",
+        file="ps_lab/cluster/cluster.py",
+        text="        servers = job.reached_by.get(number, job.servers or self.addresses)\n",
+        fault="        servers = job.servers or self.addresses\n",
+        tests=(WHOLE,),
+    ),
+    Mutant(
+        name="compare: data of a host's workers goes over shared memory",
+        file="ps_lab/cluster/cluster.py",
+        text="number in job.reached_by and job.carrier in SHORTCUTS",
+        fault="number in job.reached_by and job.carrier is None",
+        tests=(WHOLE,),
+    ),
+    Mutant(
+        name="compare: a slow link has the bandwidth of any other",
+        file=LINKS,
+        text="host.megabits_per_s * BYTES_PER_MEGABIT / factor",
+        fault="host.megabits_per_s * BYTES_PER_MEGABIT",
+        tests=IS_SLOWER,
+    ),
+    Mutant(
+        name="compare: a slow link makes those who share it slow, too",
+        file=LINKS,
+        text="not slow.issuperset(host.workers)",
+        fault="False",
+        tests=(f"{OF_CHECKS}::test_what_cannot_be_run_is_refused_by_its_key",),
+    ),
+    Mutant(
+        name="compare: a group of a run is one process",
+        file=RUNNER,
+        text="        ranks = run.group_size if self._serves",
+        fault="        ranks = 1 if self._serves",
+        tests=(f"{OF_THE_RUNNER}::test_a_group_of_ranks_is_one_worker_of_a_run",),
+    ),
+    Mutant(
+        name="skew: all workers have one mix",
+        file=SKEW,
+        text="default_rng([seed, worker])",
+        fault="default_rng([seed])",
+        tests=(f"{OF_SKEW}::test_shares_are_those_drawn_and_a_pure_function_of_seed_and_worker",),
+    ),
+    Mutant(
+        name="skew: alpha is that of each class",
+        file=SKEW,
+        text="alpha * counts / size",
+        fault="alpha * counts / counts.mean()",
+        tests=(f"{OF_SKEW}::test_shares_vary_as_the_dirichlet_distribution_says",),
+    ),
     Mutant(
         name="launch: where the others go on nobody hears who failed",
         file=LAUNCH,
@@ -107,7 +162,7 @@ MUTANTS = (
     Mutant(
         name="fork server: a script does not find what lies beside it",
         file="ps_lab/cluster/fork_server.py",
-        text='Path(script).parent if script.endswith(".py") else ',
+        text='Path(command).parent if command.endswith(".py") else ',
         fault="",
         tests=("tests/unit/ps_lab/cluster/test_fork_server.py",),
     ),

@@ -7,7 +7,33 @@ RUNNER = "ps_lab/compare/local_runner.py"
 OF_THE_RUNNER = "tests/integration/test_compare.py"
 OF_CORES = ("tests/unit/ps_lab/simulate/test_shared_cores.py",)
 
+PLAYBACK = "ps_lab/top/playback.py"
+OF_PLAYBACK = "tests/unit/ps_lab/top/test_playback.py"
+
 MUTANTS = (
+    Mutant(
+        name="playback: steps count from their beginning",
+        file=PLAYBACK,
+        text="np.searchsorted(self.ended_s, unix_s",
+        fault="np.searchsorted(self.started_s, unix_s",
+        tests=(
+            f"{OF_PLAYBACK}::test_at_each_moment_clocks_losses_and_staleness_are_those_of_steps_that_had_ended",
+        ),
+    ),
+    Mutant(
+        name="playback: who died is shown as one that has finished",
+        file=PLAYBACK,
+        text='return "lost" if comes_again else "finished"',
+        fault='return "finished"',
+        tests=(f"{OF_PLAYBACK}::test_a_worker_that_died_is_away_until_it_comes_again",),
+    ),
+    Mutant(
+        name="playback: a run of a comparison has no events",
+        file=PLAYBACK,
+        text="events=() if outcome is None else _events(outcome)",
+        fault="events=()",
+        tests=(f"{OF_PLAYBACK}::test_a_run_of_a_comparison_has_its_faults_and_evaluations_as_events",),
+    ),
     Mutant(
         name="ddp: gradients are summed and no mean is taken",
         file="ps_worker/group/ddp/replica.py",

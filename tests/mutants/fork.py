@@ -8,6 +8,20 @@ LATE = "tests/unit/ps_wire/process/test_late_dynamo.py"
 
 MUTANTS = (
     Mutant(
+        name="fork server: a module sees its name among its arguments",
+        file=FILE,
+        text="        module = sys.argv.pop(1)\n",
+        fault="        module = sys.argv[1]\n",
+        tests=(f"{TESTS}::test_it_runs_a_module_of_this_python_as_python_does",),
+    ),
+    Mutant(
+        name="fork server: a module is not found from the folder where it begins",
+        file=FILE,
+        text='        sys.path[0] = request["cwd"]\n',
+        fault="        pass\n",
+        tests=(f"{TESTS}::test_it_runs_a_module_of_this_python_as_python_does",),
+    ),
+    Mutant(
         name="fork server: a child is reaped before its number is let go",
         file=FILE,
         text="        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n",

@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         name="groups: hyper-parameters of ranks are not compared",
         file="ps_worker/group/step_header.py",
-        text='        if len({said[rank].get("hyper") for rank in self.there} - {None}) > 1:\n',
-        fault="        if False:\n",
+        text="    if len(set(hypers) - {None}) > 1:\n",
+        fault="    if False:\n",
         tests=(f"{REDUCE}::test_ranks_with_other_hyper_parameters_end_together",),
     ),
     Mutant(
@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         name="groups: hosts of a bench have no slow links",
         file="ps_lab/cluster/network.py",
-        text="        _run(*inside, \"tc\", *shape(link, INTERFACE))\n",
+        text='        _run(*inside, "tc", *shape(link, INTERFACE))\n',
         fault="        pass\n",
         tests=(f"{NETWORK}::test_a_link_between_two_hosts_is_as_slow_as_it_should_be",),
         survives="the other end of the link is as slow",

@@ -9,7 +9,33 @@ RECORDS = "tests/unit/ps_worker/recording/test_recorder.py"
 SLOW = "tests/unit/ps_worker/process/test_straggling.py"
 OUTCOMES = "tests/unit/ps_server/shard/partition/test_push_outcomes.py"
 
+SCALARS = "ps_worker/recording/scalar_log.py"
+LOGGED = "tests/unit/ps_worker/recording/test_scalar_log.py"
+
 MUTANTS = (
+    Mutant(
+        name="record: each worker writes into the run of TensorBoard",
+        file=SCALARS,
+        text="        if not first or self._failed:\n",
+        fault="        if self._failed:\n",
+        tests=(f"{LOGGED}::test_workers_but_the_first_make_no_file",),
+    ),
+    Mutant(
+        name="record: TensorBoard shows what a job of the same name had before",
+        file=SCALARS,
+        text="purge_step=since)",
+        fault="purge_step=since or None)",
+        tests=(f"{LOGGED}::test_a_job_is_a_run_with_the_names_of_the_script_without_what_is_void",),
+    ),
+    Mutant(
+        name="record: scalars are of the step before",
+        file="ps_worker/steps.py",
+        text="            self._scalars.log(name, number, self.step)\n",
+        fault="            self._scalars.log(name, number, self.step - 1)\n",
+        tests=(
+            "tests/component/training/test_record.py::test_the_first_worker_logs_for_tensorboard_at_its_steps",
+        ),
+    ),
     Mutant(
         name="record: an ACK says the version after its push was applied",
         file=MACHINE,

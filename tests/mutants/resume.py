@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         name="resume: nothing is noted when an epoch begins",
         file="ps_worker/membership/noting.py",
-        text="            self._put_one(self._make())\n",
+        text="            self._make()()\n",
         fault="            self._make()\n",
         tests=(ALL_LEFT,),
     ),

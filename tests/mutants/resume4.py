@@ -3,9 +3,12 @@
 from .mutant import Mutant
 
 AGAIN = "tests/unit/ps_worker/data/test_steps_again.py"
+FORK = "tests/unit/ps_lab/cluster/test_fork_server.py"
 LOADER = "ps_worker/data/loader.py"
 LIVE = "tests/unit/ps_server/coordinator/test_live_extras.py"
+RESUME = "tests/component/snapshots/test_resume.py"
 RESUMPTION = "tests/unit/ps_worker/job/test_resumption.py"
+NOTING = "tests/unit/ps_worker/membership/test_noting.py"
 POSITION = "ps_worker/data/position.py"
 BEHIND = "tests/unit/ps_worker/data/test_position.py"
 
@@ -78,5 +81,33 @@ MUTANTS = (
         text="counted.get(table, 0) + 1 for",
         fault="counted.get(table, 0) for",
         tests=(f"{BEHIND}::test_in_lockstep_steps_between_a_position_and_where_it_enters_are_taken_again",),
+    ),
+    Mutant(
+        name="again: a position is noted where a batch is handed out that was read already",
+        file=LOADER,
+        text="            if not self._reads_here:\n                self._listener.begin_batch()\n            self._listener.hand_out",
+        fault="            self._listener.begin_batch()\n            self._listener.hand_out",
+        tests=(f"{RESUME}::test_a_note_has_the_generators_as_they_were_before_its_batch_was_read",),
+    ),
+    Mutant(
+        name="again: a note that comes late is put as who the worker is by then",
+        file="ps_worker/membership/noting.py",
+        text="partial(self._put_one, note, self._put_now())",
+        fault="lambda: self._put_one(note, self._put_now())",
+        tests=(f"{NOTING}::test_a_note_that_is_put_late_is_put_as_the_incarnation_that_made_it",),
+    ),
+    Mutant(
+        name="again: after Ctrl-C the interpreter looks through all that a script has imported",
+        file="ps_worker/cli.py",
+        text="            gc.freeze()\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_worker/test_run_module.py",),
+    ),
+    Mutant(
+        name="again: a fork server that nobody needs takes torch apart first",
+        file="ps_lab/cluster/fork_server.py",
+        text="    os._exit(0)  # the command waits",
+        fault="    # the command waits",
+        tests=(f"{FORK}::test_who_has_closed_it_does_not_wait_until_torch_is_taken_apart",),
     ),
 )

@@ -9,6 +9,20 @@ OF_SOAKS = ("tests/unit/test_soak.py",)
 
 MUTANTS = (
     Mutant(
+        name="files of long tests come last in their slice",
+        file="tests/longest_first.py",
+        text="        result += [*first, *rest[:fill]]\n",
+        fault="        result += [*rest[:fill], *first]\n",
+        tests=("tests/unit/test_longest_first.py",),
+    ),
+    Mutant(
+        name="a slice gets all files of long tests",
+        file="tests/longest_first.py",
+        text="        min(parts, key=lambda part: sum(LONG_S[it] for it in part)).add(file)\n",
+        fault="        parts[0].add(file)\n",
+        tests=("tests/unit/test_longest_first.py",),
+    ),
+    Mutant(
         name="a signal goes to a number",
         file=HANDLE,
         text="                signal.pidfd_send_signal(self._pidfd, number)\n",

@@ -31,6 +31,7 @@ from ps_worker.process.straggling import Straggling
 from ps_worker.recording.columns import RecordHeader
 from ps_worker.recording.metric import name_of, number_of
 from ps_worker.recording.recorder import StepRecorder, StepTotals
+from ps_worker.recording.scalar_log import ScalarLog
 from ps_worker.settings import Settings
 
 NAME = "ddp"
@@ -78,12 +79,17 @@ class DdpWorker:
         self._finished = self._left = False
         self._data = EvenData(self.rank, self.num_workers, self._begin_batch)
         self._recorder = None if settings.record is None else StepRecorder(settings.record, warn=self._say)
+        self._scalars = None
+        if settings.log_dir is not None:
+            self._scalars = ScalarLog(settings.log_dir, settings.job, warn=self._say)
         self._straggling = None
         if settings.stragglers.parts:
             self._straggling = Straggling(settings.stragglers, flush=self._flush)
         self._meet()
         if self._recorder is not None:
             self._recorder.enter(self._header())
+        if self._scalars is not None:
+            self._scalars.enter(first=self.is_first, since=0)
         atexit.register(self.leave)
         stopping.workers.add(self)
 
@@ -197,11 +203,13 @@ class DdpWorker:
         return self._data.epochs(count, start)
 
     def log(self, **metrics: SupportsFloat) -> None:
-        """See `Worker.log`; they go to the record."""
+        """See `Worker.log`; they go to the record and to TensorBoard."""
         for name, value in metrics.items():
             number = number_of(name_of(name), value)
             if self._recorder is not None:
                 self._recorder.log(name, number)
+            if self._scalars is not None:
+                self._scalars.log(name, number, self.step)
 
     def synchronize(self) -> None:
         """Weights are always here."""
@@ -229,6 +237,8 @@ class DdpWorker:
         self._detach()
         if self._recorder is not None:
             self._recorder.close(self._totals())
+        if self._scalars is not None:
+            self._scalars.close()
         with suppress(RuntimeError):  # others have left before
             distributed.destroy_process_group()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -244,6 +245,44 @@ def test_who_is_alone_and_evicted_at_any_point_ends_as_one_undisturbed(
     same(run, undisturbed)
     assert run.batches == run.steps
     assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+@pytest.fixture
+def noted_always(monkeypatch):
+    """As if each note were due: whatever comes, the last one is of the step that was begun last."""
+    at_step = Noting.at_step
+
+    def notes(noting: Noting) -> None:
+        noting._due_s = 0.0
+        at_step(noting)
+        noting._idle.wait(LIMIT_S)
+
+    monkeypatch.setattr(Noting, "at_step", notes)
+
+
+@pytest.mark.usefixtures("noted_always")
+@pytest.mark.parametrize("at", [0, 30, 47])
+@pytest.mark.parametrize("evicted", [False, True], ids=["leaves", "is evicted"])
+def test_a_note_has_the_generators_as_they_were_before_its_batch_was_read(
+    one_shard, undisturbed, at, evicted
+):
+    """Whoever goes on there reads that batch again: its samples draw the noise that they have drawn."""
+    job, run, done = fresh_name(), Run(), []
+
+    def happens(step: int) -> None:
+        if step == at and not done:
+            done.append(True)
+            if not evicted:
+                raise Killed
+            one_shard.evict(job, 0)
+
+    with suppress(Killed), connect(one_shard, job) as worker:
+        script(worker, run, happens)
+    if not evicted:
+        with connect(one_shard, job) as again:
+            script(again, run)
+    same(run, undisturbed)
+    assert run.batches == run.steps
 
 
 class Meeting:

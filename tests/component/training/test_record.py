@@ -14,6 +14,7 @@ from ps_wire.errors import UsageError
 from ps_worker.recording import columns
 from ps_worker.settings import read
 from tests.component.service import figures, fresh_name, run_workers
+from tests.scalars import scalars
 
 STEPS = 6
 COMPUTE_S = 0.02
@@ -104,3 +105,16 @@ def test_a_bad_profile_names_its_variable_and_its_field():
         read({"PS_STRAGGLER": "constant:f=0"})
     assert read({"PS_STRAGGLER": "constant:f=2"}).stragglers.parts
     assert read({"PS_RECORD": "here"}).record == Path("here")
+
+
+def test_the_first_worker_logs_for_tensorboard_at_its_steps(one_shard, tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    run_workers(one_shard, train, num_workers=2, job="shown", log_dir=tmp_path)
+    found = scalars(tmp_path / "shown")
+    assert {name: [step for step, _ in points] for name, points in found.items()} == {
+        "loss": list(range(1, STEPS + 1)),
+        "twice": list(range(1, STEPS + 1)),
+    }
+    assert [twice for _, twice in found["twice"]] == [2 * loss for _, loss in found["loss"]]
+    assert len(list((tmp_path / "shown").iterdir())) == 1
+    assert read({"PS_LOG_DIR": "here"}).log_dir == Path("here")

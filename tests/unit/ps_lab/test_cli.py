@@ -28,6 +28,8 @@ class Done:
     stderr: str
 
 
+QUICK = Path(__file__).resolve().parents[3] / "examples" / "experiments" / "quick.toml"
+
 PsLab: TypeAlias = Callable[..., Done]
 
 
@@ -74,7 +76,10 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         (["launch", "--wire-dtype", "fp8", "SCRIPT"], "valid are: fp32, bf16, fp16"),
         (["launch", "--job", "a b", "SCRIPT"], "job name 'a b'"),
         (["launch", "no/such.py"], "no/such.py is not a file"),
-        (["bench", "roundtrip", "--model", "alexnet"], "resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense"),
+        (
+            ["bench", "roundtrip", "--model", "alexnet"],
+            "resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense, small-tensors",
+        ),
         (["bench", "roundtrip", "--shapes", "no/such.json"], "no/such.json: No such file"),
         (["bench", "roundtrip", "--shapes", "SCRIPT"], "is not JSON"),
         (["bench", "roundtrip", "--shapes", "SCRIPT", "--model", "gpt2"], "exclude each other"),
@@ -91,6 +96,10 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         (["certs", "SCRIPT/below"], "below cannot be written"),
         (["token", "--job", "a b", "--token-file", "TOKEN"], "job name 'a b'"),
         (["token", "--job", "a"], "--token-file"),
+        (["compare", "EXPERIMENT", "--out", "SCRIPT/below"], "below cannot be made"),
+        (["simulate", "EXPERIMENT", "--out", "SCRIPT/below"], "below cannot be made"),
+        (["trace", "TRACES", "--out", "SCRIPT/below"], "--out"),
+        (["pipeline", "plan", "SCRIPT:build", "--stages", "2", "--picture", "SCRIPT/below"], "--picture"),
     ],
 )
 def test_what_makes_no_sense_ends_with_64_and_says_why(
@@ -100,7 +109,10 @@ def test_what_makes_no_sense_ends_with_64_and_says_why(
     script.touch()
     (tmp_path / "ca.crt").touch()
     (tmp_path / "token").write_text("a-token-of-some-length\n")
-    places = {"SCRIPT": script, "FOLDER": tmp_path, "TOKEN": tmp_path / "token"}
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "1.json").write_text('{"traceEvents": []}')
+    places = {"EXPERIMENT": QUICK, "TRACES": tmp_path / "traces"}
+    places |= {"SCRIPT": script, "FOLDER": tmp_path, "TOKEN": tmp_path / "token"}
     done = ps_lab(*(re.sub("^[A-Z]+", lambda match: str(places[match[0]]), word) for word in arguments))
     assert done.returncode == 64
     assert said in done.stderr

@@ -9,6 +9,9 @@ import torch
 
 from ps_lab.bench.children import memory_limit, optimizers
 from ps_lab.bench.children.memory_limit import MemoryLimit
+from ps_lab.bench.limit import ONE_PASS_OPTIMIZERS
+from ps_lab.bench.optimizers import OPTIMIZERS
+from ps_wire.process import kernels
 
 
 def in_order(step: Callable[[int], None], pieces: range) -> None:
@@ -19,21 +22,29 @@ def in_order(step: Callable[[int], None], pieces: range) -> None:
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "PIECE_ELEMENTS", 16)
+    monkeypatch.setattr(memory_limit, "ONE_PASS_ELEMENTS", 16)
     monkeypatch.setattr(optimizers, "LEARNING_RATE", 0.1)
 
 
-def made(optimizer: str, *, workers: int, bsp: bool) -> tuple[MemoryLimit, list[torch.Tensor]]:
-    limit = MemoryLimit(parameters=40, workers=workers, optimizer=optimizer, bsp=bsp)
+def made(
+    optimizer: str, *, workers: int, bsp: bool, one_pass: bool = False
+) -> tuple[MemoryLimit, list[torch.Tensor]]:
+    limit = MemoryLimit(parameters=40, workers=workers, optimizer=optimizer, bsp=bsp, one_pass=one_pass)
     gradients = [torch.randn(40, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
     for own, gradient in zip(limit._gradients, gradients, strict=True):
         own.copy_(gradient)
     return limit, gradients
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad", "rmsprop"])
+WAYS = [(optimizer, False) for optimizer in OPTIMIZERS] + [(it, True) for it in ONE_PASS_OPTIMIZERS]
+
+
+@pytest.mark.parametrize(("optimizer", "one_pass"), WAYS)
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_under_bsp_a_round_is_one_step_on_the_mean(optimizer: str, workers: int) -> None:
-    limit, gradients = made(optimizer, workers=workers, bsp=True)
+def test_under_bsp_a_round_is_one_step_on_the_mean(optimizer: str, workers: int, one_pass: bool) -> None:
+    if one_pass and kernels.KERNELS is None:
+        pytest.skip("no compiled kernels")
+    limit, gradients = made(optimizer, workers=workers, bsp=True, one_pass=one_pass)
     weights = torch.nn.Parameter(torch.ones(40))
     alone = optimizers.make(optimizer, [weights])
     for _ in range(3):

@@ -48,6 +48,7 @@ def test_the_json_has_these_keys_and_no_others() -> None:
         *("model", "parameters", "tensors", "bytes", "num_servers", "num_workers", "carrier", "optimizer"),
         *("consistency", "rounds", "hosts", "wire_dtype", "round_s", "cpu_s_per_gb", "server_peak_rss_bytes"),
         *("server_borrowed_bytes", "server_state_bytes", "peers", "limit"),
+        "one_pass",
     ]
     assert list(figures["round_s"]) == ["min", "median", "p90", "max"]
     assert list(figures["peers"]) == ["gloo"]

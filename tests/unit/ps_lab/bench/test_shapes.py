@@ -19,6 +19,7 @@ from ps_wire.errors import UsageError
         ("gpt2", 124_439_808, 148),
         ("gpt2-xl", 1_557_611_200, 580),
         ("dlrm-dense", 2_368_897, 16),
+        ("small-tensors", 12_800_000, 20_000),
     ],
 )
 def test_a_known_model_has_its_published_number_of_parameters(
@@ -30,7 +31,9 @@ def test_a_known_model_has_its_published_number_of_parameters(
 
 
 def test_an_unknown_model_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match=r"'alexnet'.*resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense"):
+    with pytest.raises(
+        UsageError, match=r"'alexnet'.*resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense, small-tensors"
+    ):
         shapes.of_model("alexnet")
 
 

@@ -70,7 +70,7 @@ def test_the_end_of_the_group_frees_who_waits_though_nothing_comes() -> None:
 
 def test_a_message_of_impossible_length_ends_the_group() -> None:
     with town(2) as group:
-        group.sockets[1, 0].sendall(SIZES.pack(MAX_HEADER_BYTES + 1, 0))
+        group.sockets[1, 0].sendall(SIZES.pack(False, MAX_HEADER_BYTES + 1, 0))
 
         found = group.run(lambda rank: None if rank else group.channels[0].hear_from(1, "step 1"))
 
@@ -81,7 +81,7 @@ def test_a_message_of_impossible_length_ends_the_group() -> None:
 @pytest.mark.parametrize("text", [b"no JSON", b"[1, 2]"])
 def test_what_is_no_message_ends_the_group(text: bytes) -> None:
     with town(2) as group:
-        group.sockets[1, 0].sendall(SIZES.pack(len(text), 0) + text)
+        group.sockets[1, 0].sendall(SIZES.pack(False, len(text), 0) + text)
 
         found = group.run(lambda rank: None if rank else group.channels[0].hear_from(1, "step 1"))
 
