@@ -223,6 +223,13 @@ MUTANTS = (
         tests=(f"{NETWORK}::test_options_of_hosts_that_do_not_go_together_are_refused",),
     ),
     Mutant(
+        name="groups: what comes first is heard first, late or not",
+        file="ps_worker/group/channel.py",
+        text="            self._kept[source, is_late].append(said)\n",
+        fault="            self._kept[source, late].append(said)\n",
+        tests=(f"{CHANNEL}::test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged",),
+    ),
+    Mutant(
         name="groups: models of ranks are not compared",
         file="ps_worker/job/relayed_seat.py",
         text="                    check_same(spec, theirs)\n",

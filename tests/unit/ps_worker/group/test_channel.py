@@ -114,6 +114,20 @@ def test_who_says_something_else_to_all_is_named_on_all(odd: int) -> None:
     )
 
 
+def test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged() -> None:
+    def script(rank: int) -> list[list[int]]:
+        channel = group.channels[rank]
+        first, second = (channel.say(f"later {it}", {"n": 10 * rank + it}) for it in range(2))
+        at_once = channel.share("now", {"n": 100 + rank})
+        heard = [channel.hear_all(first), at_once, channel.hear_all(second)]
+        return [[one.fields["n"] for one in every] for every in heard]
+
+    with town(3) as group:
+        found = group.run(script)
+
+    assert found == [[[0, 10, 20], [100, 101, 102], [1, 11, 21]]] * 3
+
+
 def test_tensors_cross_each_other_and_arrive_in_the_order_in_which_they_are_sent() -> None:
     def script(rank: int) -> list[torch.Tensor]:
         others = [it for it in range(3) if it != rank]
