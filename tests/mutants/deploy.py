@@ -12,8 +12,10 @@ MUTANTS = (
         text="              $patch: delete\n",
         fault='              value: "4"\n',
         tests=(
-            "tests/deploy/test_manifests.py"
-            "::test_an_index_of_the_job_is_a_group_that_shares_its_containers_processors",
+            (
+                "tests/deploy/test_manifests.py"
+                "::test_an_index_of_the_job_is_a_group_that_shares_its_containers_processors"
+            ),
         ),
     ),
     Mutant(

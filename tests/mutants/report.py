@@ -24,8 +24,10 @@ MUTANTS = (
         text='                said.append(f"{where}: there is no run whose speed or result could be ranked.")\n',
         fault="                pass\n",
         tests=(
-            "tests/unit/ps_lab/compare/test_sentences.py"
-            "::test_where_nothing_can_be_ranked_that_is_what_is_said_in_short",
+            (
+                "tests/unit/ps_lab/compare/test_sentences.py"
+                "::test_where_nothing_can_be_ranked_that_is_what_is_said_in_short"
+            ),
         ),
     ),
     Mutant(
