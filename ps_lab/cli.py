@@ -13,6 +13,7 @@ from ps_lab.cluster.team import OnFailure
 from ps_lab.errors import LibraryMissing, exit_code_of
 from ps_lab.jobs import cli as job_cli
 from ps_lab.options import SERVERS, Servers, TlsDir, TokenFile
+from ps_lab.outputs import check_file
 from ps_lab.pipeline import cli as pipeline_cli
 from ps_lab.simulate import cli as simulate_cli
 from ps_lab.snapshots import cli as snapshot_cli
@@ -374,7 +375,9 @@ def trace(
 
     from ps_lab import traces  # noqa: PLC0415
 
-    out.write_text(json.dumps(traces.put_together(folder)), encoding="utf-8")
+    text = json.dumps(traces.put_together(folder))
+    check_file(out, "--out")
+    out.write_text(text, encoding="utf-8")
     print(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
 
 

@@ -86,7 +86,7 @@ class Steps:
         self._on_rollback = on_rollback
         self._joined = False
         self._at_forwards: list[torch.utils.hooks.RemovableHandle] = []
-        self._trimmed = False  # a first step was taken
+        self._stepped = False  # a first step was taken
         self._taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
         self._stands = False  # where the job was when this process came to it
         self._at_epoch = False
@@ -188,9 +188,10 @@ class Steps:
             self._straggling.resumed(self.step, self._idle_s)
         self.link.uploads.at_step_boundary(step)
         stopping.step_ended()
-        if not self._trimmed:
-            self._trimmed = True
+        if not self._stepped:
+            self._stepped = True
             give_back_freed_blocks()  # the weights, and perhaps the gradients, as the script made them
+            self._say_undealt()
 
     def rejoin(self) -> None:
         """See `StepHost`."""
@@ -262,13 +263,13 @@ class Steps:
         if ready and not self.link.rejoiner.undone:
             self.link.uploads.at_step_begin(self.step)
 
-    def begin_epoch(self, epoch: int) -> bool:
+    def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> bool:
         """See `DataListener`."""
         if self.link.ended:
             return False
         self._stand()
         self.together.arrive()
-        reply = self.link.begin_epoch(epoch)
+        reply = self.link.begin_epoch(epoch, loop=loop, stop=stop)
         if reply.HasField("last"):
             self.say(f"{reply.why}: this loop ends")
             return False
@@ -322,6 +323,15 @@ class Steps:
         """The script begins with another batch: what it computed before is no part of the next step."""
         for owner in self._all:
             owner.renew()
+
+    def _say_undealt(self) -> None:
+        """Says on worker 0, at its first step, where no data of the script is dealt among the workers."""
+        first = self.link.rank == 0 and self._settings.ranks.leads
+        if first and self._settings.num_workers > 1 and self.optimizers and not self.data.has_loaders:
+            self.say(
+                "no worker.loader in this script: each worker trains on what it reads itself. Where that is "
+                "a DataLoader over the whole dataset, all train on all of it: worker.shard(loader) deals it"
+            )
 
     def _say_untrained(self, batches: int = 1) -> None:
         """Says, once, that a script which has had so many batches has made no step of them on the servers."""

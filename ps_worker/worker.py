@@ -289,6 +289,7 @@ class Worker:
             clipped_by_servers=mean,
             as_views=gradient_as_bucket_view,
             weight=self._data.sample_weight() if weight == "samples" else lambda: 1.0,
+            scales=pipe is None,
         )
         self._steps.add_optimizer(wrapped, model if pipe is None else pipe.modules[0])
         return wrapped

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ps_lab.outputs import check_file
 from ps_wire.errors import UsageError
 from ps_wire.frames.carrier import AUTO, VALID
 
@@ -90,8 +91,8 @@ def roundtrip(
         tls_dir=use_tls(tls_dir),
         wire_dtype=wire_dtype,
     )
-    check_writable(json_file)
-    check_writable(trace, "--trace")
+    check_file(json_file, "--json")
+    check_file(trace, "--trace")
     with showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
         events = traced.record(setup, watcher, carrier=outcome.carrier) if trace is not None else None
@@ -117,7 +118,7 @@ def picture(
     from ps_lab.bench.picture import draw, read_trace  # noqa: PLC0415 - not for --help
 
     text = draw(read_trace(trace))
-    check_writable(svg, str(svg))
+    check_file(svg, "SVG")
     svg.write_text(text, encoding="utf-8")
 
 
@@ -175,7 +176,7 @@ def step(
         variants=parse_variants(overlap, bucket_mb),
         link=parse_link(link_gbps, link_ms, carrier),
     )
-    check_writable(json_file)
+    check_file(json_file, "--json")
     with showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
     make_console().print(step_table(outcome))
@@ -188,20 +189,6 @@ def use_tls(folder: Path | None) -> str | None:
         return None
     os.environ["PS_TLS_DIR"] = found = str(folder.absolute())
     return found
-
-
-def check_writable(path: Path | None, option: str = "--json") -> None:
-    """Finds out before a long run, not after it.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    if path is None:
-        return
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:

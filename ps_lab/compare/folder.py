@@ -29,6 +29,7 @@ from ps_lab.compare.outcome import RunOutcome
 from ps_lab.experiments import experiment as experiments
 from ps_lab.experiments.experiment import Experiment
 from ps_lab.experiments.plan import Run, runs
+from ps_lab.outputs import make_folder
 from ps_wire.errors import UsageError
 
 FORMAT = 1
@@ -152,7 +153,7 @@ class Folder:
             text: of its file.
 
         Raises:
-            UsageError: the folder belongs to another experiment, or has other files.
+            UsageError: the folder cannot be made, belongs to another experiment, or has other files.
         """
         if (path / EXPERIMENT).exists():
             there = cls.open(path).experiment
@@ -165,7 +166,7 @@ class Folder:
                     experiment=there.name,
                 )
             return cls(path, experiment)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         if any(entry.name != "lock" for entry in path.iterdir()):
             raise UsageError(f"{path} has other files: take a new folder", folder=str(path))
         write_json(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ps_lab.outputs import check_file
 from ps_wire.errors import UsageError
 
 app = typer.Typer(
@@ -73,6 +74,7 @@ def plan(
     """
     if at and by is not None:
         raise UsageError("--at says where stages begin, and --by lets it be computed: give one of them")
+    check_file(picture, "--picture")
     from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.pipeline import display  # noqa: PLC0415
     from ps_lab.pipeline.picture import draw  # noqa: PLC0415

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ps_lab.compare.results import Recording, read_recordings
+from ps_lab.outputs import make_folder
 from ps_lab.simulate.engine import SimulatedRun
 from ps_wire.errors import UsageError
 from ps_worker.recording import columns
@@ -82,7 +83,7 @@ def _record(whole: dict[str, int], seconds: dict[str, float], *, num_bytes: int,
 
 def write(outcome: SimulatedRun, folder: Path, job: str) -> None:
     """Writes the files of a run into a folder, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for it in recorded(outcome, job):
         with (folder / columns.file_name(it.header)).open("w", encoding="utf-8") as file:
             file.write(columns.encode_header(it.header))

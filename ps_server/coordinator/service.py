@@ -260,7 +260,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:
         """Whether a worker is to begin an epoch of its loop."""
-        runner, _ = self._member(request.job, request.worker, request.incarnation)
+        runner, member = self._member(request.job, request.worker, request.incarnation)
+        if differs := runner.job.epochs.agreed.compare_loop(request.loop, member.worker, request.stop):
+            runner.do(runner.job.tell_here(differs))
         if runner.job.loops.begin(request.epoch):
             return pb.EpochReply()
         return pb.EpochReply(last=runner.job.loops.last, why=runner.job.loops.stopped)

@@ -1013,16 +1013,20 @@ class UseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class EpochRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "epoch")
+    __slots__ = ("job", "worker", "incarnation", "epoch", "loop", "stop")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
     epoch: int
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    loop: int
+    stop: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., loop: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class EpochReply(_message.Message):
     __slots__ = ("last", "why")

@@ -31,8 +31,14 @@ class DataListener(ScriptSteps, Protocol):
     def begin_batch(self) -> None:
         """Called before a batch is read in this process, else before it is handed out."""
 
-    def begin_epoch(self, epoch: int) -> bool:
-        """Called when the script's loop is about to begin an epoch; whether it is to."""
+    def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> bool:
+        """Called when the script's loop is about to begin an epoch; whether it is to.
+
+        Args:
+            epoch: its number.
+            loop: number of the loop, from 0.
+            stop: the epoch before which that loop ends.
+        """
 
     def end_loop(self) -> None:
         """Called when the script's loop has come to its end by itself."""
@@ -244,7 +250,7 @@ class ScriptData:
                 if epoch >= stop:
                     break
                 self._epoch = epoch
-                if not self._listener.begin_epoch(epoch):
+                if not self._listener.begin_epoch(epoch, loop=loop, stop=stop):
                     return
                 if self._back_to is None:  # else it was sent elsewhere while it asked
                     yield epoch - first + numbers.start

@@ -239,11 +239,7 @@ class Exchange:
                 hyper=_fingerprint(self._hyper),
                 present=present,
             )
-            if reduced is None:
-                own = set(self._ranks.owned)
-                self._abstain([it for it in partitions if it.index in own], step)
-            else:
-                self._push_reduced(reduced, step)
+            self._push_reduced(reduced, step)
             return
         self._push(partitions, step=step, weight=weight, present=present)
 
@@ -440,7 +436,9 @@ class Exchange:
             self._traffic.pulled(frame.step - 1, waited_s)
         nbytes = len(frame.payload) or self._sizes[index]
         # An answer to a mapped table says that its step has closed.
-        self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)
+        spread = self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)
+        if self._traffic is not None and spread is not None and self._ranks is None:
+            self._traffic.spread(frame.step - 1, spread)
 
     def replay(self, shard: int) -> Iterator[wire.Frame]:
         """See `Peer.replay`: hyper-parameters, pushes without ACK or FREE, pulls without an answer."""
@@ -485,7 +483,9 @@ class Exchange:
         versions = ranks.spread(
             step, arrive, lambda: self.memory.weights.tensors, lambda: self.memory.laid_by
         )
-        self.in_flight.put(versions)
+        self.in_flight.put(versions.newest, versions.spread)
+        if self._traffic is not None:
+            self._traffic.spread(versions.clock - 1, versions.spread)
         owned = set(ranks.owned)
         for partition in self.partitions:
             if partition.index not in owned:

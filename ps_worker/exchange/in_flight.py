@@ -120,6 +120,7 @@ class InFlight:
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Reading] = []
         self._reading = 0  # who read flat weights now: nothing is asked for that would land there
+        self._told_spread: int | None = None  # over all ranks of a group
         self._awaited: frozenset[int] = frozenset()  # partitions that a part of the model waits for
 
     # -- pushes ----------------------------------------------------------------------------------------
@@ -204,18 +205,21 @@ class InFlight:
         with self._changed:
             return self._pulls.expects(frame) and not self._error
 
-    def came(self, frame: wire.Frame, *, nbytes: int, closed: bool) -> None:
+    def came(self, frame: wire.Frame, *, nbytes: int, closed: bool) -> int | None:
         """The weights of a PULLED are where they are read; ignored if others were asked for meanwhile.
 
         Args:
             frame: the PULLED.
             nbytes: that it has brought.
             closed: they hold this worker's push of the partition, which needs no other answer.
+
+        Returns:
+            Where it was the last that was asked for: newest minus oldest version over partitions.
         """
-        partition = frame.partition
+        partition, spread = frame.partition, None
         with self._changed:
             if frame.step != self._pulls.step:
-                return
+                return None
             self.versions[partition] = frame.version
             self._see_clocks(frame)
             self.bytes_pulled += nbytes
@@ -227,6 +231,7 @@ class InFlight:
                 self.opened = frame.step
                 self.missed += self.step_of(frame.step) - frame.step
                 self._show(frame.version)
+                spread = self.spread
                 self._changed.notify_all()
             elif partition in self._awaited and self._pulls.here(self._awaited):
                 self._changed.notify_all()
@@ -234,12 +239,14 @@ class InFlight:
         self._let_read(pulled)
         for callback in acked:
             callback(None)
+        return spread
 
-    def put(self, versions: Sequence[int]) -> None:
+    def put(self, versions: Sequence[int], spread: int) -> None:
         """The weights are here, of these versions by partition: other ranks of the group had theirs."""
         with self._changed:
             self._raise_failed()
             self.versions[:] = versions
+            self._told_spread = spread
             self._show(max(versions, default=0))
 
     def came_open(self, frame: wire.Frame) -> None:
@@ -392,7 +399,9 @@ class InFlight:
 
     @property
     def spread(self) -> int:
-        """Newest minus oldest version of the weights, over partitions."""
+        """Newest minus oldest version over partitions, of the newest weights of which all are known."""
+        if self._told_spread is not None:
+            return self._told_spread
         return max(self.versions) - min(self.versions)
 
     @property

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from ps_worker.group.arrived_weights import Versions
+
 Present = Sequence[Sequence[bool]]
 
 
@@ -47,8 +49,8 @@ class RankTraffic(Protocol):
     def brought(self) -> None:
         """Called when the first weights that this rank brings are on the shards; waits for all ranks."""
 
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced | None:
-        """Called when a bucket's flat gradients are there; gives what to push; None: nobody pushes.
+    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced:
+        """Called when a bucket's flat gradients are there; gives what to push.
 
         Args:
             bucket: its number.
@@ -67,8 +69,8 @@ class RankTraffic(Protocol):
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
-    ) -> Sequence[int]:
+    ) -> Versions:
         """Called when weights are waited for; `arrive` waits for those that this rank owns.
 
-        Those of the shards in `mapped` are seen where the shards have them. Gives the versions of all.
+        Those of the shards in `mapped` are seen where the shards have them.
         """

@@ -31,5 +31,8 @@ class TrafficListener(Protocol):
     def pulled(self, clock: int, waited_s: float | None) -> None:
         """Called when the weights of a partition are here, and how long they waited at the gate, if known."""
 
+    def spread(self, clock: int, updates: int) -> None:
+        """Called when all weights are here, on all ranks: newest minus oldest version of them."""
+
     def resent(self, clock: int) -> None:
         """Called when a push is sent again, since a connection broke."""

@@ -37,6 +37,7 @@ MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in 
 MAX_BLOB_BYTES = 8 << 30
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
 TAG = 7  # messages of two ranks are in order, so that one tag does
+LATE_TAG = 8  # of what is heard later than what has been said since
 
 Result = TypeVar("Result")
 Fields = Mapping[str, Any]
@@ -63,6 +64,21 @@ class Said:
 
     fields: dict[str, Any] = field(default_factory=dict)
     blob: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """Words of this rank that others may not have heard yet; see `Channel.say`.
+
+    Attributes:
+        mine: it.
+        tag: under which the others say theirs.
+        sending: to each of them.
+    """
+
+    mine: Said
+    tag: int
+    sending: Sequence[tuple[int, Any]]
 
 
 class _Gone(RuntimeError):
@@ -111,6 +127,7 @@ class Channel:
         self._on_broken = on_broken
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
         self._others = range(1, ranks.size)
+        self._heard: Saying | None = None  # of what was said and heard late, the last
         watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
 
     def close(self) -> None:
@@ -161,7 +178,23 @@ class Channel:
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        return self._run(partial(self._share, Said({**(fields or {}), "what": what})))
+        return self._run(partial(self._share, what, fields))
+
+    def say(self, what: str, fields: Fields | None = None) -> Saying:
+        """Every rank says something to every other, and waits for nobody: all of them `hear` it later.
+
+        What is said so is heard in the order in which it was said, whatever else ranks exchange meanwhile.
+        """
+        self._abort.check()
+        try:
+            return self._say(what, fields, LATE_TAG)
+        except _Gone as error:
+            raise self._has_gone(error.rank) from None
+
+    def hear_all(self, saying: Saying) -> list[Said]:
+        """Waits until all ranks have said theirs, and have heard what was said before it; see `share`."""
+        before, self._heard = self._heard, saying
+        return self._run(lambda: self._hear(saying, () if before is None else before.sending))
 
     def _compare(self, first: str, rank: int, said: Said) -> None:
         """Ends the group where a rank is not at what rank 0 is at, `first`."""
@@ -320,27 +353,39 @@ class Channel:
     def _send(self, to: int, fields: Fields, blob: bytes) -> None:
         self._wait(self._begin(self._wires.send, [(to, part) for part in _written(Said(dict(fields), blob))]))
 
-    def _share(self, mine: Said) -> list[Said]:
-        """All of it leaves at once, and each rank is heard by itself: who does something else is found."""
-        others = [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
-        sending = self._begin(self._wires.send, [(rank, part) for rank in others for part in _written(mine)])
-        said = [mine] * self.ranks.size
-        for rank in others:
-            said[rank] = self._receive(rank)
+    @property
+    def _all_others(self) -> list[int]:
+        return [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
+
+    def _say(self, what: str, fields: Fields | None, tag: int) -> Saying:
+        """All of it leaves at once."""
+        mine = Said({**(fields or {}), "what": what})
+        parts = [(rank, part) for rank in self._all_others for part in _written(mine)]
+        return Saying(mine, tag, self._begin(self._wires.send, parts, tag))
+
+    def _share(self, what: str, fields: Fields | None) -> list[Said]:
+        saying = self._say(what, fields, TAG)
+        return self._hear(saying, saying.sending)
+
+    def _hear(self, saying: Saying, sending: Sequence[tuple[int, Any]]) -> list[Said]:
+        """Each rank is heard by itself: who does something else is found; `sending` is over then."""
+        said = [saying.mine] * self.ranks.size
+        for rank in self._all_others:
+            said[rank] = self._receive(rank, saying.tag)
             self._compare(str(said[0].fields.get("what")), rank, said[rank])
             if rank == 0:
-                self._compare(str(said[0].fields.get("what")), self.ranks.rank, mine)
+                self._compare(str(said[0].fields.get("what")), self.ranks.rank, saying.mine)
         self._wait(sending)
         return said
 
-    def _receive(self, source: int) -> Said:
+    def _receive(self, source: int, tag: int = TAG) -> Said:
         sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
-        self._wait(self._begin(self._wires.recv, [(source, sizes)]))
+        self._wait(self._begin(self._wires.recv, [(source, sizes)], tag))
         header_bytes, blob_bytes = sizes.tolist()
         if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
             raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
         parts = [torch.empty(it, dtype=torch.uint8, device="cpu") for it in (header_bytes, blob_bytes)]
-        self._wait(self._begin(self._wires.recv, [(source, part) for part in parts if part.numel()]))
+        self._wait(self._begin(self._wires.recv, [(source, part) for part in parts if part.numel()], tag))
         header, blob = (bytes(bytes_of(part)) if part.numel() else b"" for part in parts)
         try:
             fields = json.loads(header)
@@ -360,12 +405,14 @@ class Channel:
 
     @staticmethod
     def _begin(
-        call: Callable[[list[torch.Tensor], int, int], Any], parts: Sequence[tuple[int, torch.Tensor]]
+        call: Callable[[list[torch.Tensor], int, int], Any],
+        parts: Sequence[tuple[int, torch.Tensor]],
+        tag: int = TAG,
     ) -> list[tuple[int, Any]]:
         begun = []
         for rank, tensor in parts:
             with _gone(rank):
-                begun.append((rank, call([tensor], rank, TAG)))
+                begun.append((rank, call([tensor], rank, tag)))
         return begun
 
     @staticmethod

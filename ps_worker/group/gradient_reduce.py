@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from ps_wire.errors import PsError, facts_to_json, from_wire
 from ps_wire.process import kernels, trace
 from ps_wire.spec.plan import Partition
-from ps_worker.group.channel import Channel, Said
+from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
+from ps_worker.group.channel import Channel
 from ps_worker.group.ending import Ending
 from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
@@ -98,6 +98,7 @@ class GradientReduce:
         sizes_bytes = [it.numel * gradients[it.bucket].element_size() for it in partitions]
         self._owners = owners_of(sizes_bytes, self._size) if owners is None else owners
         self.owned = [index for index, owner in enumerate(self._owners) if owner == self._rank]
+        self._arrived = ArrivedWeights(self._owners, self._rank)
         self.brings = list(range(len(partitions))) if channel.ranks.leads else []
         self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
         for partition in partitions:
@@ -223,7 +224,7 @@ class GradientReduce:
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
-    ) -> list[int]:
+    ) -> Versions:
         """The weights of a step reach all ranks.
 
         Args:
@@ -232,23 +233,14 @@ class GradientReduce:
             weights: flat, by bucket, once they are here; written in place where another rank owns them.
             mapped: once they are here, the shards whose weights this rank sees where the shard has them.
 
-        Returns:
-            The versions of all partitions.
-
         Raises:
             PsError: some cannot come, on whichever rank; raised on all of them.
             GroupBroken: a rank does something else, or has gone.
         """
-        mine: dict[str, Any] = {}
-        try:
-            versions = list(arrive())
-            mine["versions"] = [versions[index] for index in self.owned]
-            mine["mapped"] = sorted(mapped())
-        except PsError as error:
-            mine["error"] = [type(error).__name__, error.message, facts_to_json(error)]
-        said = self._channel.share(f"weights of table {self._table} at clock {step}", mine)
-        self._raise_first(said)
-        sees = [frozenset(one.fields.get("mapped") or ()) for one in said]
+        said = self._channel.share(
+            f"weights of table {self._table} at clock {step}", self._arrived.wait(arrive, mapped)
+        )
+        versions, sees = self._arrived.versions(said), self._arrived.mapped(said)
         flat = weights()
         sends, receives = [], []
         for partition, owner in zip(self._partitions, self._owners, strict=True):
@@ -261,18 +253,7 @@ class GradientReduce:
         self._channel.swap(sends, receives)
         if self._ending.decided:
             self._ending.agree()
-        return self._versions(said)
-
-    def _raise_first(self, said: Sequence[Said]) -> None:
-        for one in said:
-            failed = one.fields.get("error")
-            if isinstance(failed, list) and len(failed) == 3:
-                raise from_wire(*map(str, failed))
-
-    def _versions(self, said: Sequence[Said]) -> list[int]:
-        """Of all partitions: each owner has said its own, in order."""
-        told = [iter(one.fields.get("versions") or ()) for one in said]
-        return [int(next(told[owner])) for owner in self._owners]
+        return Versions(newest=versions, clock=step, spread=spread_of(versions))
 
 
 def _part(flat: Sequence[torch.Tensor], partition: Partition) -> torch.Tensor:

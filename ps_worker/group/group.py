@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 
 from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
+from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
 from ps_worker.group import bounded_group
 from ps_worker.group.abort import Abort
@@ -110,13 +111,14 @@ class Group:
             self.stages.attach(self._stage_wires, self.channel)
         self.how = GLOO if pipeline else REDUCES[reduce](self.channel)
 
-    def traffic(self, table: int, plan: Plan, stage: StageTable | None) -> Traffic:
+    def traffic(self, table: int, plan: Plan, stage: StageTable | None, consistency: Consistency) -> Traffic:
         """The way of one table between ranks: all have all of it, or each a stage of a pipeline.
 
         Args:
             table: its number.
             plan: how it is cut.
             stage: what this rank holds of it; None: all of it.
+            consistency: between workers.
 
         Returns:
             Makes it, of flat gradients, partitions, and the number of pieces in each. All ranks call it.
@@ -125,7 +127,7 @@ class Group:
             return partial(self._reducer, table)
 
         def make(gradients: FlatGradients, *_: object) -> StageTraffic:
-            return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage)
+            return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage, consistency)
 
         return make
 

@@ -6,24 +6,31 @@ stages, for the job's first worker has cut the table elsewhere, and parameters t
 weights), whose gradients are added in rank order. Their gradients go to the owner before its push, and their
 weights come back point to point.
 
-All stages say the same things in the same order, and hear what all have said: so all decide the same. A step
-is pushed by all stages, or by none. It must not know modules, nor frames. Used by the script's thread.
+A stage pushes and pulls as soon as its own schedule is over, and goes on as soon as its own weights are here:
+it waits for another stage for pieces of both alone. What it says of its weights, the others hear when they
+wait for those of the next step; by then all stages have been through the schedule that lies between. All say
+the same things in the same order, and hear what all have said: so all decide the same. With backup workers
+stages push together, and hear of each other at once: a step may close without their worker.
+
+It must not know modules, nor frames. Used by the script's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ps_wire.errors import PsError, facts_to_json, from_wire
 from ps_wire.process import trace
+from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Piece, Plan
-from ps_worker.group.channel import Channel
+from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
+from ps_worker.group.channel import Channel, Said, Saying
 from ps_worker.group.ending import Ending
-from ps_worker.group.step_header import StepHeader
+from ps_worker.group.step_header import check_hyper
+
+NO_GRADIENT = -1.0  # of a piece: in place of the weight of its push
 
 Present = Sequence[Sequence[bool]]
 Holders = Sequence[Sequence[int]]  # by parameter of a table: the ranks that hold it, ascending
@@ -69,11 +76,9 @@ class StageTable:
 
     Attributes:
         holders: of each parameter.
-        trains: whether this stage has a parameter of it that can have a gradient.
     """
 
     holders: Holders
-    trains: Callable[[], bool]
 
 
 class StageTraffic:
@@ -95,6 +100,7 @@ class StageTraffic:
         gradients: Sequence[torch.Tensor],
         plan: Plan,
         stage: StageTable,
+        consistency: Consistency,
     ) -> None:
         """Nothing is under way.
 
@@ -105,15 +111,16 @@ class StageTraffic:
             gradients: flat, by bucket.
             plan: how the table is cut.
             stage: what this rank holds.
+            consistency: between pipelines.
         """
         holders = stage.holders
         self._channel = channel
         self._ending = ending
         self._table = table
         self._gradients = gradients
-        self._trains = stage.trains
-        self._rank, self._size = channel.ranks.rank, channel.ranks.size
-        self._header = StepHeader(channel, ending, table)
+        self._one_version = consistency.lockstep
+        self._together = consistency.aggregates and not consistency.lockstep  # backup workers
+        self._rank = channel.ranks.rank
         self._partitions = [plan.partition(index) for index in range(plan.num_partitions)]
         self._pieces = pieces = [plan.pieces(partition) for partition in self._partitions]
         self._owners = [_owner_of(of, holders) for of in pieces]
@@ -122,76 +129,81 @@ class StageTraffic:
         self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
         for partition in self._partitions:
             self._of_bucket[partition.bucket].append(partition)
+        every = [
+            loan
+            for partition, owner, of in zip(self._partitions, self._owners, pieces, strict=True)
+            for loan in _loans(partition, owner, of, holders)
+        ]
+        self._at_once = bool(every) or self._together  # all hear of each other before they go on
         self._loans: list[list[_Loan]] = [[] for _ in gradients]  # of this rank as the one or the other
-        self._reduced: set[int] = set()  # buckets of this step
-        for partition, owner, of in zip(self._partitions, self._owners, pieces, strict=True):
-            for loan in _loans(partition, owner, of, holders):
-                if self._rank in (loan.rank, loan.owner):
-                    self._loans[partition.bucket].append(loan)
+        for loan in every:
+            if self._rank in (loan.rank, loan.owner):
+                self._loans[loan.partition.bucket].append(loan)
+        self._step = -1  # whose gradients left last
+        self._hyper: int | None = None  # that its pushes took
+        self._left: set[int] = set()  # buckets of it
+        self._arrived = ArrivedWeights(self._owners, self._rank)
+        self._versions = [0] * len(self._owners)
+        self._clock = self._spread = 0  # of the newest weights of which all versions are known
+        self._said: tuple[int, Saying] | None = None  # of which clock, and not heard of others yet
 
     # -- gradients -------------------------------------------------------------------------------------
 
     @trace.traced("reduce")
-    def push(
-        self, bucket: int, *, step: int, weight: float, hyper: int, present: Present
-    ) -> StageReduced | None:
+    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> StageReduced:
         """The flat gradients of a bucket are there on this stage; waits for what it owns and others hold.
 
         Returns:
-            What this rank owns of it; None: another stage that trains has no gradient, so none is pushed.
+            What this rank owns of it.
 
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        self._begin(step, there=True, weight=weight, hyper=hyper)
-        return self._reduce(bucket, present) if self._complete else None
+        self._begin(step)
+        self._hyper = hyper
+        return self._reduce(bucket, present, weight)
 
     def abstain(self, step: int) -> list[StageReduced]:
-        """This stage has nothing in this step, and nor has the pipeline, unless this stage never has.
+        """This stage has nothing more in this step; what others have of what it owns. May be called again.
 
         Raises:
-            GroupBroken: as `push`; or a part of the step has left.
+            GroupBroken: as `push`.
         """
-        if self._header.step == step:
-            if self._header.mine and self._complete and len(self._reduced) < len(self._gradients):
-                raise self._channel.broken(
-                    f"step {step} of stage {self._rank} was broken off, of which a part had left"
-                )
-            return []
-        self._begin(step, there=not self._trains(), weight=0.0, hyper=None)
-        if not self._complete:
-            return []
+        self._begin(step)
         nothing = [[[False] * len(self._pieces[it.index]) for it in of] for of in self._of_bucket]
-        return [_there(self._reduce(bucket, nothing[bucket])) for bucket in range(len(self._gradients))]
+        rest = [bucket for bucket in range(len(self._gradients)) if bucket not in self._left]
+        return [_there(self._reduce(bucket, nothing[bucket], NO_GRADIENT)) for bucket in rest]
 
-    def _begin(self, step: int, *, there: bool, weight: float, hyper: int | None) -> None:
-        if self._header.begin(step, there=there, weight=weight, hyper=hyper):
-            self._reduced.clear()
+    def _begin(self, step: int) -> None:
+        if step != self._step:
+            if self._together:
+                self._channel.share(f"step {step} of table {self._table}")
+            self._step, self._hyper = step, None
+            self._left.clear()
 
-    @property
-    def _complete(self) -> bool:
-        """Whether every stage that trains has a gradient in this step."""
-        return len(self._header.there) == self._size and self._header.weight > 0
-
-    def _reduce(self, bucket: int, present: Present) -> StageReduced:
-        """Gives what this rank owns of a bucket; `present` is this rank's."""
-        self._reduced.add(bucket)
+    def _reduce(self, bucket: int, present: Present, weight: float) -> StageReduced:
+        """Gives what this rank owns of a bucket; `present` and `weight` are this rank's."""
+        self._left.add(bucket)
         parts = self._of_bucket[bucket]
         there = {it.index: list(of) for it, of in zip(parts, present, strict=True)}
-        self._add(bucket, there)
+        weight = max([weight, *self._add(bucket, there, weight)])
         mine = [it for it in parts if self._owners[it.index] == self._rank]
         return StageReduced(
             partitions=[it.index for it in mine],
-            weight=self._header.weight,
+            weight=weight,
             present=[there[it.index] for it in mine],
         )
 
-    def _add(self, bucket: int, there: dict[int, list[bool]]) -> None:
+    def _add(self, bucket: int, there: dict[int, list[bool]], weight: float) -> list[float]:
         """Takes in what other ranks hold of what this one owns, and gives what it holds of theirs.
 
         Args:
             bucket: its number.
             there: by partition, whether a piece has a gradient here; of what this rank owns, anywhere.
+            weight: of this rank's pushes.
+
+        Returns:
+            The weights of other ranks' pushes.
         """
         sends: list[tuple[int, torch.Tensor]] = []
         receives: list[tuple[int, torch.Tensor]] = []
@@ -199,18 +211,21 @@ class StageTraffic:
         for loan in self._loans[bucket]:
             mine = _slice(self._gradients, loan)
             if loan.owner == self._rank:
-                known = torch.zeros(1, dtype=torch.uint8, device="cpu")
+                known = torch.zeros(1, dtype=torch.float64, device="cpu")
                 received = torch.empty_like(mine)
                 receives += [(loan.rank, known), (loan.rank, received)]
                 taken.append((loan, known, received))
             else:
-                flag = torch.tensor(
-                    [there[loan.partition.index][loan.place]], dtype=torch.uint8, device="cpu"
-                )
-                sends += [(loan.owner, flag), (loan.owner, mine)]
+                said = weight if there[loan.partition.index][loan.place] else NO_GRADIENT
+                sends += [
+                    (loan.owner, torch.tensor([said], dtype=torch.float64, device="cpu")),
+                    (loan.owner, mine),
+                ]
         self._channel.swap(sends, receives)
+        weights = []
         for loan, known, received in taken:
-            if known.item():
+            weights.append(known.item())
+            if weights[-1] != NO_GRADIENT:
                 present = there[loan.partition.index]
                 mine = _slice(self._gradients, loan)
                 if present[loan.place]:
@@ -218,6 +233,7 @@ class StageTraffic:
                 else:
                     mine.copy_(received)
                 present[loan.place] = True
+        return weights
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -247,36 +263,55 @@ class StageTraffic:
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
-    ) -> list[int]:
-        """The weights of a step are on all stages; see `RankTraffic`.
+    ) -> Versions:
+        """The weights of a step are here, and those of pieces that this rank holds and another owns.
 
         Raises:
-            PsError: some cannot come, on whichever stage; raised on all of them.
+            PsError: some cannot come; on all stages, or where stages go on by themselves, on one of them, and
+                the group ends.
             GroupBroken: a rank does something else, or has gone.
         """
-        mine: dict[str, Any] = {}
-        try:
-            versions = list(arrive())
-            mine["versions"] = [versions[index] for index in self.owned]
-            mine["mapped"] = sorted(mapped())
-        except PsError as error:
-            mine["error"] = [type(error).__name__, error.message, facts_to_json(error)]
-        said = self._channel.share(f"weights of table {self._table} at clock {step}", mine)
-        for one in said:
-            failed = one.fields.get("error")
-            if isinstance(failed, list) and len(failed) == 3:
-                raise from_wire(*map(str, failed))
-        sees = [frozenset(one.fields.get("mapped") or ()) for one in said]
-        flat = weights()
+        said, self._said = self._said, None
+        if said is not None:
+            self._heard(said[0], self._channel.hear_all(said[1]))
+        mine = self._arrived.wait(arrive, mapped)
+        mine |= {"hyper": self._hyper, "ends": self._ending.asked()}
+        what = f"weights of table {self._table} at clock {step}"
+        if step and not self._at_once:
+            if self._arrived.error is not None:
+                self._channel.broken(f"stage {self._rank}: {self._arrived.error.message}")
+                raise self._arrived.error
+            self._said = step, self._channel.say(what, mine)
+        else:
+            every = self._channel.share(what, mine)
+            self._heard(step, every)
+            self._bring_back(weights(), self._arrived.mapped(every))
+        if self._ending.decided:
+            self._ending.agree()
+        for index, version in zip(self.owned, mine["versions"], strict=True):
+            self._versions[index] = version
+        return Versions(newest=self._versions, clock=self._clock, spread=self._spread)
+
+    def _heard(self, clock: int, said: Sequence[Said]) -> None:
+        """All stages have said this of their weights at a clock."""
+        self._versions, self._clock = self._arrived.versions(said), clock
+        hypers = [one.fields.get("hyper") for one in said]
+        check_hyper(self._channel, hypers, f"step {self._step} of table {self._table}")
+        self._ending.heard(any(one.fields.get("ends") for one in said))
+        self._spread = spread_of(self._versions)
+        if self._spread and self._one_version:
+            raise self._channel.broken(
+                f"table {self._table}: stages have weights of versions {min(self._versions)} to "
+                f"{max(self._versions)}, and under bsp all are of one"
+            )
+
+    def _bring_back(self, flat: Sequence[torch.Tensor], sees: Sequence[Collection[int]]) -> None:
+        """The weights of pieces that one rank holds and another owns."""
         loans = [loan for of in self._loans for loan in of if loan.partition.shard not in sees[loan.rank]]
         self._channel.swap(
             [(loan.rank, _slice(flat, loan)) for loan in loans if loan.owner == self._rank],
             [(loan.owner, _slice(flat, loan)) for loan in loans if loan.rank == self._rank],
         )
-        if self._ending.decided:
-            self._ending.agree()
-        told = [iter(one.fields.get("versions") or ()) for one in said]
-        return [int(next(told[owner])) for owner in self._owners]
 
 
 def _owner_of(pieces: Sequence[Piece], holders: Holders) -> int:

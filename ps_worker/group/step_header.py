@@ -39,14 +39,14 @@ class StepHeader:
         self._ending = ending
         self._table = table
 
-    def begin(self, step: int, *, there: bool, weight: float, hyper: int | None) -> bool:
+    def begin(self, step: int, *, there: bool, weight: float, hyper: int) -> bool:
         """Every rank says what it has of a step; waits for the others where it is a new one.
 
         Args:
             step: the worker's clock.
             there: this rank has a gradient.
             weight: of its pushes.
-            hyper: a checksum of the hyper-parameters; None: it takes none in this step.
+            hyper: a checksum of the hyper-parameters.
 
         Returns:
             Whether it is a new step.
@@ -60,12 +60,21 @@ class StepHeader:
         said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
         self.step, self.mine = step, there
         self.there = [rank for rank, one in enumerate(said) if one.get("there")]
-        if len({said[rank].get("hyper") for rank in self.there} - {None}) > 1:
-            raise self._channel.broken(
-                f"param_groups differ between ranks at step {step} of table {self._table}; schedulers "
-                "must do the same on all ranks"
-            )
+        hypers = [said[rank].get("hyper") for rank in self.there]
+        check_hyper(self._channel, hypers, f"step {step} of table {self._table}")
         weights = (float(said[rank]["weight"]) for rank in self.there)
         self.weight = next((weight for weight in weights if weight), 0.0)
         self._ending.heard(any(one.get("ends") for one in said))
         return True
+
+
+def check_hyper(channel: Channel, hypers: Sequence[int | None], where: str) -> None:
+    """Ends the group where checksums of hyper-parameters differ; None: a rank took none.
+
+    Raises:
+        GroupBroken: they do.
+    """
+    if len(set(hypers) - {None}) > 1:
+        raise channel.broken(
+            f"param_groups differ between ranks at {where}; schedulers must do the same on all ranks"
+        )

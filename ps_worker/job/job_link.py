@@ -290,15 +290,20 @@ class JobLink:
         """How far this worker has come in it; see `share`."""
         self.presence.calls.use(request)
 
-    def begin_epoch(self, epoch: int) -> pb.EpochReply:
+    def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> pb.EpochReply:
         """Whether the script's loop is to begin an epoch; `last` is set where it is not.
+
+        Args:
+            epoch: its number.
+            loop: number of the loop, from 0.
+            stop: the epoch before which that loop ends.
 
         Raises:
             PsError: the coordinator refuses, or cannot be reached.
         """
         while True:
             try:
-                return self.presence.calls.begin_epoch(epoch)
+                return self.presence.calls.begin_epoch(epoch, loop=loop, stop=stop)
             except Evicted as error:
                 self.rejoiner.refused(error)
                 self._listener.announce()

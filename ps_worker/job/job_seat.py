@@ -33,7 +33,7 @@ class Asks(Protocol):
     def position(self, *, live: bool) -> tuple[dict[str, torch.Tensor], dict[int, int]]:
         """See `CoordinatorCalls`."""
 
-    def begin_epoch(self, epoch: int) -> pb.EpochReply:
+    def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> pb.EpochReply:
         """See `CoordinatorCalls`."""
 
     def stop_job(self, reason: str) -> pb.EpochReply:

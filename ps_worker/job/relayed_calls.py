@@ -32,10 +32,11 @@ class RelayedCalls:
         what = f"epoch {request.epoch} of loader {request.loader}"
         return pb.ShareReply.FromString(self._blob(what, lambda it: _wire(it.share(request))))
 
-    def begin_epoch(self, epoch: int) -> pb.EpochReply:
+    def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> pb.EpochReply:
         """See `Asks`."""
+        what = f"the beginning of epoch {epoch}"
         return pb.EpochReply.FromString(
-            self._blob(f"the beginning of epoch {epoch}", lambda it: _wire(it.begin_epoch(epoch)))
+            self._blob(what, lambda it: _wire(it.begin_epoch(epoch, loop=loop, stop=stop)))
         )
 
     def stop_job(self, reason: str) -> pb.EpochReply:

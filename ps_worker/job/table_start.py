@@ -213,7 +213,9 @@ class TableStart:
             bounded=self._settings.consistency.bounded,
             decided=getattr(self._settings.consistency, "backup", 0) > 0 or spec.clip_grad_norm is not None,
             traffic=self._traffic,
-            ranks=None if self._group is None else self._group.traffic(spec.number, plan, stage),
+            ranks=None
+            if self._group is None
+            else self._group.traffic(spec.number, plan, stage, self._settings.consistency),
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls), lends=self._lends)

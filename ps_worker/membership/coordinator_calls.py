@@ -150,10 +150,10 @@ class CoordinatorCalls:
             return {}, {}
         return (model_table.unpack(blob) if blob else {}), clocks
 
-    def begin_epoch(self, epoch: int) -> pb.EpochReply:
-        """This worker's loop is about to begin an epoch."""
+    def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> pb.EpochReply:
+        """This worker's loop of that number is about to begin an epoch; it ends before epoch `stop`."""
         begin = self._service.coordinator.BeginEpoch
-        request = pb.EpochRequest(epoch=epoch, **self._who())
+        request = pb.EpochRequest(epoch=epoch, loop=loop, stop=stop, **self._who())
         reply: pb.EpochReply = self._ask(lambda: begin(request, timeout=CALL_LIMIT_S, wait_for_ready=True))
         return reply
 

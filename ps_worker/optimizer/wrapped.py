@@ -56,6 +56,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         clipped_by_servers: bool,
         as_views: bool,
         weight: Callable[[], float],
+        scales: bool = True,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -70,7 +71,9 @@ class WrappedOptimizer(RemoteStateOptimizer):
             clipped_by_servers: they clip the mean; else this worker its own gradients, before they leave.
             as_views: gradients lie in the memory that is pushed.
             weight: of a step's pushes in a BSP mean; called once a step.
+            scales: a `GradScaler` may call steps.
         """
+        self._scales = scales
         self._open = False  # torch's constructor adds the param-groups
         super().__init__(inner, access, tables=lambda: [table.started for table in self._sender.tables])
         self._open = True
@@ -208,7 +211,13 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._sender.check_acked()
         self._cycle.arrival.check()
         scale, overflow = loss_scale(self)
-        self._sender.decide(scaled=scale is not None or overflow is not None)
+        scaled = scale is not None or overflow is not None
+        if scaled and not self._scales:
+            raise UsageError(
+                "a GradScaler is not built for pipelines: each stage would find overflows of its own, and "
+                "the stages' scales would part; take bfloat16, which needs none"
+            )
+        self._sender.decide(scaled=scaled)
         self._cycle.begin_sending()
         self._sender.send(scale, overflow=bool(overflow))
         self._cycle.go_on()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from ps_worker.pipeline.schedules import ranks_of, schedule_of
 from ps_worker.pipeline.stage_module import CHECKPOINTS, StageModule, shapes_of
 
 LossFn = Callable[[Any, Any], torch.Tensor]
+BESIDE_TAG = 1  # of what is sent beside the schedule, whose own is 0
 HOLDERS = 2  # ranks that may hold one parameter
 
 
@@ -103,7 +105,10 @@ class Pipeline:
         own_parameters.let_go(model, kept)
         own_parameters.materialize(model, kept, self._device, seed)
         self._buffers = self._owned_buffers(parts, rank_of)
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # to rank 0, and which version
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # buffers, to rank 0, and which version
+        assert group.stages is not None, "the group is no pipeline"
+        self._wires = group.stages
+        self._sending: list[torch.distributed.Work] = []  # beside what the schedule sends
         self.modules = tuple(
             StageModule(parts[stage], mode=checkpoint, microbatches=microbatches) for stage in self.stages
         )
@@ -117,7 +122,7 @@ class Pipeline:
                 self._device,
                 input_args=shapes[stage],
                 output_args=shapes[stage + 1],
-                group=group.stages,
+                group=self._wires,
             )
             for module, stage in zip(self.modules, self.stages, strict=True)
         ]
@@ -150,12 +155,37 @@ class Pipeline:
             PipelineError: the batch is not as the example was; the pipeline has ended.
             GroupBroken: another stage has gone, or does something else.
         """
-        try:
+        with self._together():
             inputs, target = self._checked(batch)
             return self._step(inputs, target, loss_fn)
+
+    @trace.traced("pipeline evaluation")
+    @torch.no_grad()
+    def evaluate(self, *batch: torch.Tensor, loss_fn: LossFn) -> torch.Tensor:
+        """Forward of one batch through all stages, without backward. See `step` for arguments and errors.
+
+        Whether modules train or evaluate is theirs, as always in torch: see `torch.nn.Module.eval`.
+
+        Args:
+            batch: as in `step`, of the example's shape.
+            loss_fn: any figure of the model's output and the target of a micro-batch, such as the share of
+                right answers: a mean over its samples.
+
+        Returns:
+            Its mean over micro-batches, on every rank.
+        """
+        with self._together():
+            inputs, target = self._checked(batch)
+            return self._share(self._run(self._schedule.eval, inputs, target, loss_fn))
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """An error of this stage ends the pipeline: the other stages wait for this one."""
+        try:
+            yield
         except GroupBroken:
             raise
-        except BaseException as error:  # the other stages wait for this one
+        except BaseException as error:
             self._group.broken(f"stage {self._rank}: {type(error).__name__}: {one_line(str(error))}")
             raise
 
@@ -165,44 +195,60 @@ class Pipeline:
         before = [it.grad for it in parameters]
         for parameter in parameters:
             parameter.grad = None
-        for module in self.modules:
-            module.begin()
-        losses: list[torch.Tensor] = []
-        self._loss_fn = loss_fn
-        try:
-            if self._rank == self._last:
-                self._run(inputs if 0 in self.stages else (), target=target, losses=losses)
-            else:
-                self._run(inputs if 0 in self.stages else ())
-        finally:
-            self._loss_fn = None
-            for stage in self._made:
-                stage.clear_runtime_states()
+        losses = self._run(self._schedule.step, inputs, target, loss_fn)
         with torch.no_grad():
             for parameter, old in zip(parameters, before, strict=True):
                 if parameter.grad is not None:
                     parameter.grad.div_(self.microbatches)
                 if old is not None:
                     parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)
-        return self._share([float(it.detach()) for it in losses])
+        return self._share(losses)
 
-    def _run(self, inputs: Sequence[torch.Tensor], **last: Any) -> None:
-        self._schedule.step(*inputs, return_outputs=False, **last)
+    def _run(
+        self, schedule: Callable[..., Any], inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn
+    ) -> list[float]:
+        """One run of the schedule; gives the losses of micro-batches on the last stage, none elsewhere."""
+        for module in self.modules:
+            module.begin()
+        losses: list[torch.Tensor] = []
+        self._loss_fn = loss_fn
+        last = {"target": target, "losses": losses} if self._rank == self._last else {}
+        try:
+            schedule(*(inputs if 0 in self.stages else ()), return_outputs=False, **last)
+        finally:
+            self._loss_fn = None
+            for stage in self._made:
+                stage.clear_runtime_states()
+        return [float(it.detach()) for it in losses]
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
         return self._loss_fn(output, target)
 
     def _share(self, losses: Sequence[float]) -> torch.Tensor:
-        """All ranks hear the loss, and rank 0 gets the buffers of other ranks that have changed."""
-        changed = self._changed_buffers()
-        said = self._group.channel.share("pipeline.step()", {"losses": losses, "buffers": changed})
-        if self._rank == 0:
-            self._take_buffers([one.fields.get("buffers") or () for one in said])
+        """All ranks get the loss, and rank 0 the buffers of others that have changed; no sender waits."""
+        for sent in self._sending:
+            sent.wait()  # of the step before, which all have had
+        self._sending.clear()
+        found = torch.tensor(losses or [0.0] * self.microbatches, dtype=torch.float64, device="cpu")
+        if self._rank == self._last:
+            for rank in range(self._group.ranks.size):
+                if rank != self._rank:
+                    self._send(found, rank)
         else:
-            self._group.channel.swap([(0, _flat(self._buffer(index))) for index in changed], [])
-        found = said[self._last].fields["losses"]
-        return torch.tensor(sum(found) / len(found), device="cpu")
+            self._receive(found, self._last)
+        if self._rank == 0:
+            for rank in range(1, self._group.ranks.size):
+                self._take_buffers(rank)
+        else:
+            self._give_buffers()
+        return found.mean().float()
+
+    def _send(self, tensor: torch.Tensor, rank: int) -> None:
+        self._sending.append(self._wires.send([tensor], rank, BESIDE_TAG))
+
+    def _receive(self, tensor: torch.Tensor, rank: int) -> None:
+        self._wires.recv([tensor], rank, BESIDE_TAG).wait()
 
     # -- what there is ---------------------------------------------------------------------------------
 
@@ -212,11 +258,7 @@ class Pipeline:
 
     def table_of(self, parameters: Mapping[str, nn.Parameter]) -> StageTable:
         """A table of these parameters, as this rank holds it."""
-        mine = [it for name, it in parameters.items() if self._rank in self._holders[name]]
-        return StageTable(
-            holders=[self._holders[name] for name in parameters],
-            trains=lambda: any(it.requires_grad for it in mine),
-        )
+        return StageTable(holders=[self._holders[name] for name in parameters])
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers of this rank's stages, by their names in the whole model."""
@@ -234,30 +276,36 @@ class Pipeline:
     def _buffer(self, index: int) -> torch.Tensor:
         return self.model.get_buffer(self._buffers[index][1])
 
-    def _changed_buffers(self) -> list[int]:
-        """Of this rank, those that are not as rank 0 has them."""
-        changed = []
-        for index, (rank, _) in enumerate(self._buffers):
-            if rank == self._rank and rank:
-                buffer = self._buffer(index)
-                seen, version = self._sent.get(index, (None, -1))
-                if seen is not buffer or version != buffer._version:
-                    self._sent[index] = buffer, buffer._version
-                    changed.append(index)
-        return changed
+    def _of_rank(self, rank: int) -> list[int]:
+        return [index for index, (owner, _) in enumerate(self._buffers) if owner == rank]
 
-    def _take_buffers(self, changed: Sequence[Sequence[int]]) -> None:
-        """Rank 0 keeps all buffers with the job."""
-        receives = []
-        for rank, indices in enumerate(changed):
-            for index in indices:
-                if not 0 <= index < len(self._buffers) or self._buffers[index][0] != rank:
-                    raise self._group.broken(f"stage {rank} has other buffers than stage 0")
-                receives.append((rank, index, torch.empty_like(_flat(self._buffer(index)))))
-        self._group.channel.swap([], [(rank, received) for rank, _, received in receives])
-        with torch.no_grad():
-            for _, index, received in receives:
+    def _give_buffers(self) -> None:
+        """To rank 0, which keeps all of them with the job: those that are not as it has them."""
+        mine = self._of_rank(self._rank)
+        changed = torch.tensor([self._has_changed(index) for index in mine], dtype=torch.uint8, device="cpu")
+        if mine:
+            self._send(changed, 0)
+        for index, there in zip(mine, changed.tolist(), strict=True):
+            if there:
+                self._send(_flat(self._buffer(index)).clone(), 0)
+
+    def _has_changed(self, index: int) -> bool:
+        buffer = self._buffer(index)
+        seen, version = self._sent.get(index, (None, -1))
+        self._sent[index] = buffer, buffer._version
+        return seen is not buffer or version != buffer._version
+
+    @torch.no_grad()
+    def _take_buffers(self, rank: int) -> None:
+        theirs = self._of_rank(rank)
+        changed = torch.zeros(len(theirs), dtype=torch.uint8, device="cpu")
+        if theirs:
+            self._receive(changed, rank)
+        for index, there in zip(theirs, changed.tolist(), strict=True):
+            if there:
                 buffer = self._buffer(index)
+                received = torch.empty_like(_flat(buffer))
+                self._receive(received, rank)
                 buffer.copy_(received.view(buffer.shape))
 
     # -- checks ----------------------------------------------------------------------------------------

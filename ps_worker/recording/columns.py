@@ -89,6 +89,12 @@ _ROWS: tuple[tuple[str, str, str, tuple[type, ...]], ...] = (
         "processor time of the worker's process in the step, of all its threads; nothing of where it sleeps",
         _MAYBE_SECONDS,
     ),
+    (
+        "spread",
+        "versions",
+        "newest minus oldest version of the weights that it got, over partitions, of all its ranks",
+        _MAYBE_COUNT,
+    ),
 )
 COLUMNS = tuple(
     Column(name=name, unit=unit, meaning=meaning, types=types) for name, unit, meaning, types in _ROWS
@@ -129,6 +135,7 @@ class StepRecord:
     abstained: int = 0
     retried: int = 0
     cpu_s: float | None = None
+    spread: int | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -275,7 +282,9 @@ def decode(line: str) -> StepRecord:
     return StepRecord(**values)
 
 
-_OPTIONAL = frozenset({"loss", "metrics", "dropped", "abstained", "retried", "cpu_s"})  # as in StepRecord
+_OPTIONAL = frozenset(
+    {"loss", "metrics", "dropped", "abstained", "retried", "cpu_s", "spread"}
+)  # as in StepRecord
 
 
 def _line(values: Mapping[str, Any]) -> str:

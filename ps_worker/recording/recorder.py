@@ -54,6 +54,7 @@ class _Heard:
     resent: int = 0
     gate_s: float | None = None
     came_s: float = 0.0
+    spread: int | None = None
 
 
 @dataclass(slots=True)
@@ -224,6 +225,12 @@ class StepRecorder:
             if waited_s is not None:
                 heard.gate_s = max(heard.gate_s or 0.0, waited_s)
 
+    def spread(self, clock: int, updates: int) -> None:
+        """See `TrafficListener`."""
+        with self._lock:
+            heard = self._of(clock)
+            heard.spread = max(updates, heard.spread or 0)
+
     def resent(self, clock: int) -> None:
         """See `TrafficListener`."""
         with self._lock:
@@ -281,6 +288,7 @@ class StepRecorder:
             abstained=heard.abstained,
             retried=heard.resent,
             cpu_s=round(used_s, 6),
+            spread=heard.spread,
         )
         self._count += 1
         self._write(columns.encode(record))

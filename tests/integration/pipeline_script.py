@@ -6,12 +6,14 @@ Arguments: folder, steps, then words that change what it does.
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import torch
 
 import ps_worker as ps
 
+LIMIT_S = 60.0
 MICROBATCHES = 4
 BATCH = 16
 LOSS = torch.nn.functional.mse_loss
@@ -41,6 +43,21 @@ def by_micro_batches(model: torch.nn.Module, inputs: torch.Tensor, target: torch
     return sum(found) / len(found)
 
 
+def hold(model: torch.nn.Module, folder: Path) -> None:
+    """Each step's last backward waits until the stage behind has pushed, and has its weights of the next."""
+    calls = 0
+
+    def wait(_: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        until_s = time.monotonic() + LIMIT_S
+        while calls % MICROBATCHES == 0 and not (folder / f"stepped {calls // MICROBATCHES}").exists():
+            assert time.monotonic() < until_s, "the stage behind waits for this one"
+            time.sleep(0.001)
+
+    next(model.parameters()).register_hook(wait)
+
+
 def main() -> None:
     folder, steps, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     with ps.connect() as worker:
@@ -56,6 +73,9 @@ def main() -> None:
             optimizer, parts = worker.wrap(inner, pipe), pipe.cuts
         else:
             optimizer = worker.wrap(inner, model)
+        held = "hold" in words and worker.group_size > 1
+        if held and worker.group_rank == 0:
+            hold(model, folder)
         print("started", worker.rank, worker.group_rank, flush=True)
         losses = []
         while worker.step < steps:
@@ -67,6 +87,10 @@ def main() -> None:
             if "print" in words:
                 print("step", len(losses), flush=True)
             optimizer.step()
+            if held and worker.group_rank == 1:
+                (folder / f"stepped {worker.step}").touch()
+        if worker.group_rank == 0 and "bsp" in words:
+            assert worker.stats().spread == 0
         if "leaves" in words:
             return
         worker.finish()

@@ -47,7 +47,7 @@ def test_pipelines_come_to_the_bits_of_one_process_over_the_same_micro_batches(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
     """Two pipelines in one job, of which one is cut elsewhere; each stage is started by hand."""
-    groups = start_stages(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), "cut elsewhere")
+    groups = start_stages(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), "cut elsewhere", "bsp")
     assert [stage.wait_end() for group in groups for stage in group] == [0] * 4
 
     model, losses = one_process(2)
@@ -67,10 +67,14 @@ def test_pipelines_come_to_the_bits_of_one_process_over_the_same_micro_batches(
 def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
-    """Its first worker has cut the table; who comes later lays it out alike, whatever its own cut is."""
+    """Its first worker has cut the table; who comes later lays it out alike, whatever its own cut is.
+
+    The first pipeline's first stage does not end its schedule before the last one has the weights of the next
+    step: a stage pushes and pulls while others are in their schedules.
+    """
     job = fresh_job()
     folder = str(tmp_path)
-    for group in start_stages(spawn, cluster, SCRIPT, folder, "2", "leaves", workers=1, job=job):
+    for group in start_stages(spawn, cluster, SCRIPT, folder, "2", "leaves", "hold", workers=1, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0]
     options = "--servers", cluster.option, "--job", job, "--worker", "0"
     assert spawn("ps-worker", *options, SCRIPT, folder, "4", "leaves").wait_end() == 0

@@ -13,6 +13,41 @@ FRAMEWORKS = "tests/integration/test_frameworks.py"
 
 MUTANTS = (
     Mutant(
+        name="who deals its data is told that nobody does",
+        file="ps_worker/steps.py",
+        text="self.optimizers and not self.data.has_loaders:\n            self.say(",
+        fault="self.optimizers:\n            self.say(",
+        tests=(UNTRAINED,),
+    ),
+    Mutant(
+        name="nobody is told that its data is not dealt",
+        file="ps_worker/steps.py",
+        text="            self._say_undealt()\n",
+        fault="",
+        tests=(UNTRAINED,),
+    ),
+    Mutant(
+        name="loops of other lengths are not said",
+        file="ps_server/coordinator/service.py",
+        text="            runner.do(runner.job.tell_here(differs))\n        if runner.job.loops.begin(request.epoch):",
+        fault="            pass\n        if runner.job.loops.begin(request.epoch):",
+        tests=("tests/component/data/test_data_facts.py",),
+    ),
+    Mutant(
+        name="a worker says of each loop that it is the first",
+        file="ps_worker/data/script_data.py",
+        text="self._listener.begin_epoch(epoch, loop=loop, stop=stop)",
+        fault="self._listener.begin_epoch(epoch, loop=0, stop=stop)",
+        tests=("tests/component/data/test_data_facts.py",),
+    ),
+    Mutant(
+        name="a loop's other length is said for each worker again",
+        file="ps_server/coordinator/epochs/agreed.py",
+        text="        self._loops_warned.add(loop)\n",
+        fault="",
+        tests=("tests/unit/ps_server/coordinator/epochs/test_agreed.py",),
+    ),
+    Mutant(
         name="everyday: a coordinator that stops warns of a shard that stops, too",
         file="ps_server/coordinator/fleet/fleet.py",
         text="        if not self._closed and shard not in self._registered:\n",

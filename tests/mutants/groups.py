@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         name="groups: hyper-parameters of ranks are not compared",
         file="ps_worker/group/step_header.py",
-        text='        if len({said[rank].get("hyper") for rank in self.there} - {None}) > 1:\n',
-        fault="        if False:\n",
+        text="    if len(set(hypers) - {None}) > 1:\n",
+        fault="    if False:\n",
         tests=(f"{REDUCE}::test_ranks_with_other_hyper_parameters_end_together",),
     ),
     Mutant(

@@ -142,9 +142,9 @@ MUTANTS = (
     ),
     Mutant(
         name="owners: an error of one owner is raised on it alone",
-        file="ps_worker/group/gradient_reduce.py",
-        text="        self._raise_first(said)\n",
-        fault="        self._raise_first(said[self._rank : self._rank + 1])\n",
+        file="ps_worker/group/arrived_weights.py",
+        text="        for one in said:\n            failed",
+        fault="        for one in said[-1:]:\n            failed",
         tests=(f"{REDUCE}::test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks",),
     ),
     Mutant(

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         name="resume3: numbers of data that differ are not said",
         file="ps_server/coordinator/service.py",
-        text="            runner.do(runner.job.tell_here(differs))\n",
-        fault="            pass\n",
+        text="            runner.do(runner.job.tell_here(differs))\n        if request.begins",
+        fault="            pass\n        if request.begins",
         tests=(SAID,),
     ),
     Mutant(

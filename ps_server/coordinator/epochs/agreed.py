@@ -1,7 +1,8 @@
-"""Facts about a loader's data that all workers of a job must state alike. Pure.
+"""Facts about a loader's data, and about loops over epochs, that all workers of a job state alike. Pure.
 
 Each of them draws the order of an epoch by itself, and takes its part of it: with another seed, or of other
-data, parts overlap and samples are missing, and no error comes of it.
+data, parts overlap and samples are missing, and no error comes of it. Who has fewer epochs than the others
+ends before them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ps_wire.text import one_line
 MAX_FACTS = 8  # of a loader
 MAX_TEXT = 80  # characters of a name, or of a value
 MAX_SUMS = 8  # of a loader
+MAX_LOOPS = 100  # of a script
 TOLERANCE = 1e-3  # of sums: workers may have computed the same data with other bits
 SAID_OF = "the data of loader"
 REMEDIES = {
@@ -31,14 +33,16 @@ REMEDIES = {
 
 @dataclass(slots=True)
 class Agreed:
-    """The facts that the first worker has stated about each loader; not thread-safe.
+    """The facts that the first worker has stated about each loader and each loop; not thread-safe.
 
-    Sums are not handed over: a successor compares them with what it hears first.
+    Sums and loops are not handed over: a successor compares them with what it hears first.
     """
 
     _facts: dict[int, tuple[int, dict[str, str]]] = field(default_factory=dict)  # loader -> who, and what
     _sums: dict[int, tuple[int, Sequence[float]]] = field(default_factory=dict)  # likewise
     _warned: set[int] = field(default_factory=set)  # loaders of which somebody was told that sums differ
+    _loops: dict[int, tuple[int, int]] = field(default_factory=dict)  # loop -> who, and where it ends there
+    _loops_warned: set[int] = field(default_factory=set)
 
     def check(self, loader: int, worker: int, said: Mapping[str, str]) -> None:
         """Compares what a worker says of the data of a loader with what was said first.
@@ -90,11 +94,37 @@ class Agreed:
             f"worker {first}; if that is not meant, {REMEDIES['data']}"
         )
 
+    def compare_loop(self, loop: int, worker: int, stop: int) -> str:
+        """Says for all workers, once a loop, where it has another number of epochs on a worker.
+
+        It is no error: a worker may leave its job earlier than the others.
+
+        Args:
+            loop: of a worker's loops over epochs, from 0; only the first `MAX_LOOPS` are compared.
+            worker: whose loop it is.
+            stop: the epoch before which it ends there; 0: not known.
+
+        Returns:
+            A line that names both workers and the remedy; nothing where they are alike.
+        """
+        if not stop or loop >= MAX_LOOPS:
+            return ""
+        first, known = self._loops.setdefault(loop, (worker, stop))
+        if stop == known or loop in self._loops_warned:
+            return ""
+        self._loops_warned.add(loop)
+        return (
+            f"loop {loop} over worker.epochs (the first is 0) ends with epoch {stop - 1} on worker {worker}, "
+            f"and with epoch {known - 1} on worker {first}; if that is not meant, give the same count on all"
+        )
+
     def clear(self) -> None:
         """All workers ask anew."""
         self._facts.clear()
         self._sums.clear()
         self._warned.clear()
+        self._loops.clear()
+        self._loops_warned.clear()
 
     def dump(self) -> list[list[Any]]:
         """All of it, for JSON."""

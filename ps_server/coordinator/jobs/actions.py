@@ -55,6 +55,13 @@ def named(words: Sequence[str]) -> str:
     return ", ".join(words[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+def named_workers(numbers: Sequence[int], what: str) -> list[str]:
+    """Workers of whom one thing is said: `worker 1 to join`, `workers 1, 2 to join`, or nothing."""
+    if not numbers:
+        return []
+    return [f"worker{'s' if len(numbers) > 1 else ''} {named([str(it) for it in numbers])} {what}"]
+
+
 def tell(member: Member, **reply: object) -> ToMember:
     """A message for a member: one field of `MemberReply`, by name."""
     return ToMember(member.worker, member.incarnation, pb.MemberReply(**reply))  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ps_server.coordinator.jobs.actions import named_workers
 from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.roster import Roster
 from ps_wire.errors import ConfigurationRefused
@@ -122,13 +123,13 @@ class JobTables:
         """
         here = roster.here()
         numbers = {member.worker for member in here}
-        missing = [f"worker {number} to join" for number in needed if number not in numbers]
+        missing = named_workers([number for number in needed if number not in numbers], "to join")
         if len(here) < at_least:
             missing.append(f"{at_least - len(here)} more workers to join")
         table = self.waiting()
         if table is not None:
             late = [member.worker for member in here if member.num_tables <= table]
-            missing += [f"worker {number} to make table {table}" for number in late]
+            missing += named_workers(late, f"to make table {table}")
         return missing
 
     def suspend(self) -> None:

@@ -89,6 +89,26 @@ def test_data_that_is_no_whole_numbers_and_differs_is_said_to_the_workers_and_no
         until(lambda: "loader 0 (the first is 0) has other numbers in its data" in caplog.text, "it is said")
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_loops_with_other_numbers_of_epochs_are_said_to_the_workers(one_shard, caplog, more: int):
+    """One may end before the others, so it is no error."""
+    job = fresh_name()
+
+    def body(rank: int) -> list[int]:
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=2, worker=rank) as worker:
+            worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
+            epochs = [*worker.epochs(2), *worker.epochs(3 + more * rank)]
+            if more:  # while both are there
+                until(lambda: "loop 1 over worker.epochs (the first is 0) ends with" in caplog.text)
+            worker.barrier()
+            return epochs
+
+    with caplog.at_level("INFO"):
+        counts = together([lambda: body(0), lambda: body(1)], LIMIT_S)
+        assert [len(epochs) for epochs in counts] == [5, 5 + more]
+        assert ("over worker.epochs (the first is 0)" in caplog.text) == bool(more)
+
+
 def test_sums_are_of_rows_over_the_whole_length_and_few():
     data = TensorDataset(torch.arange(100.0), torch.ones(100, 3, dtype=torch.bfloat16), LABELS)
     assert sums_of(data) == [0.0, 33.0, 66.0, 99.0, 3.0, 3.0, 3.0, 3.0]

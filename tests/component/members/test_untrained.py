@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import ps_worker as ps
 from ps_wire.errors import ServerUnreachable
 from ps_worker import steps
 from ps_worker.transport.server_check import check_servers
-from tests.component.service import fresh_name
+from tests.component.service import fresh_name, together
+from tests.until import LIMIT_S
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -56,6 +58,35 @@ def test_a_script_that_makes_a_step_or_has_no_data_is_not_warned(
             worker.finish()
         with ps.connect(servers=one_shard.servers, job=fresh_name()):
             pass
+    assert warned(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "deals", "says"), [(2, False, 1), (2, True, 0), (1, False, 0)], ids=["own", "dealt", "alone"]
+)
+def test_who_trains_beside_others_on_data_that_is_not_dealt_is_told_so_once(
+    one_shard: Any, caplog: pytest.LogCaptureFixture, count: int, deals: bool, says: int
+):
+    """It may read a part of its own, so it is no warning."""
+    job = fresh_name()
+
+    def body(rank: int) -> None:
+        model = torch.nn.Linear(1, 1)
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=count, worker=rank) as worker:
+            optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+            given = torch.ones(8, 1)
+            data = worker.loader(given, batch_size=2) if deals else DataLoader(given, batch_size=2)
+            for x in data:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+            worker.finish()
+
+    with caplog.at_level("INFO", "ps_worker"):
+        together([lambda rank=rank: body(rank) for rank in range(count)], LIMIT_S)
+    assert [text[:9] for text in caplog.messages if "worker.shard(loader) deals it" in text] == [
+        "worker 0:"
+    ] * says
     assert warned(caplog) == []
 
 

@@ -184,7 +184,7 @@ def test_a_start_that_does_not_come_names_who_is_missing(cluster: Cluster):
             model = seeded(Mlp)
             worker.wrap(sgd(model), model)
 
-    with pytest.raises(ps.StartLimitExceeded, match="worker 0 to join, worker 2 to join"):
+    with pytest.raises(ps.StartLimitExceeded, match="workers 0, 2 to join"):
         together([one])
 
 

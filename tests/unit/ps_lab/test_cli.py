@@ -28,6 +28,8 @@ class Done:
     stderr: str
 
 
+QUICK = Path(__file__).resolve().parents[3] / "examples" / "experiments" / "quick.toml"
+
 PsLab: TypeAlias = Callable[..., Done]
 
 
@@ -94,6 +96,10 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         (["certs", "SCRIPT/below"], "below cannot be written"),
         (["token", "--job", "a b", "--token-file", "TOKEN"], "job name 'a b'"),
         (["token", "--job", "a"], "--token-file"),
+        (["compare", "EXPERIMENT", "--out", "SCRIPT/below"], "below cannot be made"),
+        (["simulate", "EXPERIMENT", "--out", "SCRIPT/below"], "below cannot be made"),
+        (["trace", "TRACES", "--out", "SCRIPT/below"], "--out"),
+        (["pipeline", "plan", "SCRIPT:build", "--stages", "2", "--picture", "SCRIPT/below"], "--picture"),
     ],
 )
 def test_what_makes_no_sense_ends_with_64_and_says_why(
@@ -103,7 +109,10 @@ def test_what_makes_no_sense_ends_with_64_and_says_why(
     script.touch()
     (tmp_path / "ca.crt").touch()
     (tmp_path / "token").write_text("a-token-of-some-length\n")
-    places = {"SCRIPT": script, "FOLDER": tmp_path, "TOKEN": tmp_path / "token"}
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "1.json").write_text('{"traceEvents": []}')
+    places = {"EXPERIMENT": QUICK, "TRACES": tmp_path / "traces"}
+    places |= {"SCRIPT": script, "FOLDER": tmp_path, "TOKEN": tmp_path / "token"}
     done = ps_lab(*(re.sub("^[A-Z]+", lambda match: str(places[match[0]]), word) for word in arguments))
     assert done.returncode == 64
     assert said in done.stderr

@@ -32,7 +32,7 @@ class Worker:
 
     def begin_batch(self) -> None: ...
 
-    def begin_epoch(self, _epoch: int) -> bool:
+    def begin_epoch(self, _epoch: int, **_loop: int) -> bool:
         return True
 
     def end_loop(self) -> None: ...

@@ -216,14 +216,14 @@ def test_a_step_that_was_broken_off_in_its_middle_ends_the_group() -> None:
 def test_weights_and_versions_of_the_owners_reach_all_ranks(size: int) -> None:
     versions = [3, 5, 4]
 
-    def script(rank: int) -> list[int]:
+    def script(rank: int) -> Sequence[int]:
         own = table.reduces[rank].owned
         for index in own:  # those that it has pulled
             it = PARTITIONS[index]
             place = slice(it.offset, it.offset + it.numel)
             shown[rank][it.bucket][place] = weights[it.bucket][place]
         known = [version if index in own else 0 for index, version in enumerate(versions)]
-        return table.reduces[rank].spread(1, lambda: known, lambda: shown[rank], frozenset)
+        return table.reduces[rank].spread(1, lambda: known, lambda: shown[rank], frozenset).newest
 
     with town(size) as group:
         table = Table(group)

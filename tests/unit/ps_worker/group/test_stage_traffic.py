@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
-from ps_wire.errors import NonFiniteGradient
+from ps_wire.errors import GroupBroken, NonFiniteGradient
+from ps_wire.spec.consistency import parse
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.group.arrived_weights import Versions
 from ps_worker.group.ending import Ending
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
 from tests.unit.ps_worker.group.wires import Town, town
+from tests.until import LIMIT_S
 
 SGD = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),)))
 SIZES = (3000, 1000, 500)  # elements of the parameters a, b, c
@@ -33,7 +38,7 @@ class Table:
     """
 
     def __init__(
-        self, group: Town, plan: Plan, holders: Sequence[Sequence[int]], trains: bool = True
+        self, group: Town, plan: Plan, holders: Sequence[Sequence[int]], consistency: str = "bsp"
     ) -> None:
         ranks = range(len(group.channels))
         self.plan = plan
@@ -50,7 +55,8 @@ class Table:
                 0,
                 self.flat[rank],
                 plan,
-                StageTable(holders=holders, trains=lambda rank=rank: trains or rank == 0),  # type: ignore[misc]
+                StageTable(holders=holders),
+                parse(consistency),
             )
             for rank in ranks
         ]
@@ -71,13 +77,18 @@ class Table:
             if partition.bucket == bucket
         ]
 
-    def push(self, rank: int) -> list[Any]:
+    def push(self, rank: int, step: int = 0, hyper: int = 1) -> list[Any]:
         buckets = range(len(self.plan.buckets))
         traffic = self.traffic[rank]
         return [
-            traffic.push(bucket, step=0, weight=1.0, hyper=1, present=self.present(rank, bucket))
+            traffic.push(bucket, step=step, weight=1.0, hyper=hyper, present=self.present(rank, bucket))
             for bucket in buckets
         ]
+
+    def pull(self, rank: int, step: int, version: int) -> Versions:
+        """What its shards give is all of one version."""
+        versions = [version] * self.plan.num_partitions
+        return self.traffic[rank].spread(step, lambda: versions, lambda: self.flat[rank], lambda: ())
 
 
 def test_where_a_table_is_cut_as_the_stages_are_each_pushes_its_own_and_nothing_travels() -> None:
@@ -103,11 +114,8 @@ def test_what_lies_across_a_cut_is_pushed_by_who_holds_most_and_its_weights_come
         assert [list(reduced.partitions) for reduced in pushed[1]] == [[]]
         assert table.parameter(0, 2).eq(30.0).all()
 
-        def spread(rank: int) -> list[int]:
-            return table.traffic[rank].spread(1, lambda: [7], lambda: table.flat[rank], lambda: ())
-
         table.flat[0][0].fill_(5.0)
-        assert group.run(spread) == [[7], [7]]
+        assert [it.newest for it in group.run(lambda rank: table.pull(rank, 1, 7))] == [[7], [7]]
     assert table.parameter(1, 1).eq(5.0).all()
     assert table.parameter(1, 0).eq(0.0).all(), "nobody needs it there"
 
@@ -131,34 +139,104 @@ def test_gradients_of_tied_weights_are_added_at_their_owner() -> None:
     assert all(all(there) for reduced in pushed[0] for there in reduced.present)
 
 
-def test_a_step_is_pushed_by_all_stages_or_by_none() -> None:
+APART = ((0, 1, 1), [(0,), (1,), (1,)])  # stages of parameters, and who holds them
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_stage_pushes_and_has_its_weights_while_another_is_in_its_schedule(late: int) -> None:
+    over = threading.Event()
+
     with town(2) as group:
-        table = Table(group, plan_of((0, 1, 1)), [(0,), (1,), (1,)])
-        found = group.run(lambda rank: table.push(rank) if rank == 0 else table.traffic[rank].abstain(0))
+        table = Table(group, plan_of(APART[0]), APART[1], "asp")
 
-    assert found == [[None, None], []], "stage 1 had an overflow"
+        def script(rank: int) -> list[Versions]:
+            found = [table.pull(rank, 0, 0)]
+            for step in range(2):
+                if rank == late and step == 0:
+                    assert over.wait(LIMIT_S)
+                table.push(rank, step)
+                found.append(table.pull(rank, step + 1, version=10 * rank + step))
+                over.set()
+            return found
+
+        first, second = group.run(script)
+
+    for found in (first, second):
+        assert [(it.clock, it.spread) for it in found] == [(0, 0), (0, 0), (1, 10)], "heard a step later"
+    assert set(first[2].newest) == {1, 10}
+    assert set(second[2].newest) == {0, 11}
 
 
-def test_a_stage_without_anything_to_train_holds_up_no_step() -> None:
+def test_under_bsp_stages_at_two_versions_end_the_group() -> None:
     with town(2) as group:
-        table = Table(group, plan_of((0, 1, 1)), [(0,), (1,), (1,)], trains=False)
+        table = Table(group, plan_of(APART[0]), APART[1])
+        found = group.run(lambda rank: table.pull(rank, 0, version=5 + rank))
+
+    assert [type(it) for it in found] == [GroupBroken] * 2
+    assert "versions 5 to 6" in str(found[0])
+
+
+def test_stages_with_other_hyper_parameters_end_the_group_at_the_next_step() -> None:
+    with town(2) as group:
+        table = Table(group, plan_of(APART[0]), APART[1])
+
+        def script(rank: int) -> None:
+            for step in range(2):
+                table.push(rank, step, hyper=rank)
+                table.pull(rank, step + 1, version=step)
+
+        found = group.run(script)
+
+    assert [type(it) for it in found] == [GroupBroken] * 2
+    assert "param_groups differ" in str(found[1])
+
+
+def test_with_backup_workers_stages_push_together() -> None:
+    """Else a step could close without the worker between the pushes of two stages."""
+    with town(2) as group:
+        table = Table(group, plan_of(APART[0]), APART[1], "bsp:backup=1")
+        found = group.run(
+            lambda rank: table.push(rank) if rank else group.channels[0].share("something else")
+        )
+
+    assert "rank 0 is at something else, and rank 1 on host1 at step 0 of table 0" in str(found[1])
+
+
+def test_a_stage_without_a_gradient_abstains_by_itself() -> None:
+    with town(2) as group:
+        table = Table(group, plan_of(APART[0]), APART[1])
         found = group.run(lambda rank: table.push(rank) if rank == 0 else table.traffic[rank].abstain(0))
 
     assert [index for reduced in found[0] for index in reduced.partitions] == table.traffic[0].owned
     assert not any(reduced.partitions for reduced in found[1])
 
 
-def test_an_error_of_the_servers_on_one_stage_is_raised_on_all() -> None:
-    def refuse() -> Sequence[int]:
-        raise NonFiniteGradient("worker 0 has pushed NaN")
-
+def test_an_owner_without_a_gradient_pushes_what_others_hold_of_its_partition() -> None:
     with town(2) as group:
-        table = Table(group, plan_of((0, 1, 1)), [(0,), (1,), (1,)])
+        table = Table(group, plan_of(), [(0,), (1,), (1,)])
+        found = group.run(lambda rank: table.push(rank) if rank else table.traffic[rank].abstain(0))
 
-        def spread(rank: int) -> list[int]:
-            arrive = refuse if rank else lambda: [0] * table.plan.num_partitions
-            return table.traffic[rank].spread(1, arrive, lambda: table.flat[rank], lambda: ())
+    (reduced,) = found[0]
+    assert (reduced.weight, reduced.present) == (1.0, [[True, True, False]])
+    assert table.parameter(0, 1).eq(20.0).all()
 
-        found = group.run(spread)
 
-    assert [type(it) for it in found] == [NonFiniteGradient] * 2
+def refuse() -> Sequence[int]:
+    raise NonFiniteGradient("worker 0 has pushed NaN")
+
+
+def test_an_error_of_the_servers_on_one_stage_ends_it_and_the_group() -> None:
+    """Where stages wait for each other it is raised on all."""
+    with town(2) as group:
+        for step, other in ((0, NonFiniteGradient), (1, GroupBroken)):
+            table = Table(group, plan_of(APART[0]), APART[1])
+
+            def script(rank: int, table: Table = table, step: int = step) -> Versions | None:
+                if rank:
+                    return table.traffic[rank].spread(step, refuse, lambda: table.flat[rank], lambda: ())
+                if step:
+                    return group.channels[0].share("the schedule")  # type: ignore[return-value]
+                return table.pull(rank, step, 0)
+
+            assert [type(it) for it in group.run(script)] == [other, NonFiniteGradient]
+        assert "worker 0 has pushed NaN" in group.said[0]

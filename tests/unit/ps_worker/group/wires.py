@@ -6,14 +6,16 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ps_wire.process.ranks import Ranks
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import Channel
+from ps_worker.group.channel import LATE_TAG, Channel
 from tests.until import LIMIT_S
+
+Lines: TypeAlias = dict[tuple[int, ...], queue.SimpleQueue[Any]]  # from whom, to whom; what is late apart
 
 
 class Gone(RuntimeError):
@@ -28,22 +30,27 @@ class _Work:
 class Wires:
     """The wires of one rank; `cut` is what a dead peer looks like."""
 
-    def __init__(self, rank: int, lines: dict[tuple[int, int], queue.SimpleQueue[Any]]) -> None:
+    def __init__(self, rank: int, lines: Lines) -> None:
         self._rank = rank
         self._lines = lines
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Work:
-        self._lines[self._rank, to].put(tensors[0].clone())
+        self._line(self._rank, to, tag).put(tensors[0].clone())
         return _Work(lambda: None)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> _Work:
         def wait() -> None:
-            found = self._lines[source, self._rank].get(timeout=LIMIT_S)
+            found = self._line(source, self._rank, tag).get(timeout=LIMIT_S)
             if found is None:
                 raise Gone("Connection closed by peer")
             tensors[0].copy_(found)
 
         return _Work(wait)
+
+    def _line(self, source: int, to: int, tag: int) -> queue.SimpleQueue[Any]:
+        return self._lines.setdefault(
+            (source, to, tag) if tag == LATE_TAG else (source, to), queue.SimpleQueue()
+        )
 
 
 class Town:
@@ -55,7 +62,7 @@ class Town:
     """
 
     def __init__(self, size: int) -> None:
-        lines = {(a, b): queue.SimpleQueue[Any]() for a in range(size) for b in range(size)}
+        lines: Lines = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
         self.said: list[str] = []
         self.aborts = [Abort() for _ in range(size)]
         self.lines = lines
@@ -78,7 +85,7 @@ class Town:
 
     def cut(self, rank: int) -> None:
         """The rank has gone: who waits for it hears so."""
-        for (source, _), line in self.lines.items():
+        for (source, *_), line in list(self.lines.items()):
             if source == rank:
                 line.put(None)
 

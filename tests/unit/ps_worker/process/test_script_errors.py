@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.until import LIMIT_S
+from tests.integration.processes import Start
 
-PS_WORKER = (sys.executable, "-c", "from ps_worker.cli import main; main()", "--servers", "none")
+Run = Callable[..., tuple[int, list[str]]]
 STEPS = """\
 import torch
 import ps_worker as ps
@@ -67,47 +67,51 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*PS_WORKER, *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+@pytest.fixture
+def run(spawn: Start, folder: Path) -> Run:
+    def run(*words: str) -> tuple[int, list[str]]:
+        """Exit code and lines of what the script and its end said."""
+        with contextlib.chdir(folder):
+            process = spawn("ps-worker", "--servers", "none", *words)
+        return process.wait_end(), process.lines
+
+    return run
 
 
 @pytest.mark.parametrize(
     ("words", "file"), [(("steps.py",), "steps.py"), (("-m", "pkg.steps"), "{folder}/pkg/steps.py")]
 )
-def test_an_error_of_the_project_shows_the_line_of_the_script(folder, words, file):
+def test_an_error_of_the_project_shows_the_line_of_the_script(run, folder, words, file):
     """The one that called, through a scheduler's wrapper or not; then the error, as the last line."""
-    done = run(folder, *words)
-    *_, where, error = done.stderr.splitlines()
+    code, lines = run(*words)
+    *_, where, error = lines
     assert where == f"{file.format(folder=folder)}:5: optimizer.step()"
     assert error.startswith("ps-worker: UsageError: ")
-    assert done.returncode == 64
-    assert "Traceback" not in done.stderr
+    assert code == 64
+    assert not any("Traceback" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("words", "file"), [(("fails.py",), "fails.py"), (("-m", "pkg.fails"), "{folder}/pkg/fails.py")]
 )
-def test_an_error_of_the_script_comes_without_frames_of_the_launcher(folder, words, file):
+def test_an_error_of_the_script_comes_without_frames_of_the_launcher(run, folder, words, file):
     """As `python` shows it; with what had been handled when it came."""
-    done = run(folder, *words)
-    said = [line for line in done.stderr.splitlines() if set(line) - set(" ~^")]
+    code, lines = run(*words)
+    said = [line for line in lines if set(line) - set(" ~^")]
     expected = PYTHON_SAYS.format(file=file.format(folder=folder)).splitlines()
     assert said == [line for line in expected if set(line) - set(" ~^")]
-    assert done.returncode == 1
+    assert code == 1
 
 
-def test_a_script_that_is_no_python_is_shown_as_python_shows_it(folder):
-    done = run(folder, "broken.py")
-    assert done.stderr.startswith('  File "broken.py", line 1\n')
-    assert "SyntaxError" in done.stderr
-    assert done.returncode == 1
+def test_a_script_that_is_no_python_is_shown_as_python_shows_it(run):
+    code, lines = run("broken.py")
+    assert lines[0] == '  File "broken.py", line 1'
+    assert lines[-1].startswith("SyntaxError")
+    assert code == 1
 
 
-def test_the_scripts_own_hook_shows_its_errors(folder):
+def test_the_scripts_own_hook_shows_its_errors(run, folder):
     """Libraries set one that draws or reports them."""
     hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('hook', error, trace.tb_lineno)\n"
     (folder / "hooked.py").write_text(hook + "raise ValueError('mine')\n")
-    done = run(folder, "hooked.py")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "hook mine 3\n", "")
+    assert run("hooked.py") == (1, ["hook mine 3"])

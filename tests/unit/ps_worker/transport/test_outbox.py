@@ -13,6 +13,9 @@ MIB = bytes(1 << 20)
 HELLO = wire.Frame(kind=wire.Kind.HELLO)
 
 
+PAYLOADS = [MIB * count for count in range(5)]
+
+
 def push(partition: int, payload: bytes = b"", table: int = 0) -> wire.Frame:
     return wire.Frame(kind=wire.Kind.PUSH, table=table, partition=partition, payload=payload)
 
@@ -62,7 +65,7 @@ def test_what_is_asked_for_past_the_gate_keeps_its_place():
 @given(st.permutations(range(40)), st.sets(st.integers(0, 45), min_size=1), st.lists(st.integers(0, 4)))
 def test_each_partition_is_asked_for_once_and_behind_its_push(pushed, wanted, sizes):
     """Whatever is queued, and however large it is; of pushes those of first layers are first."""
-    frames = [push(index, MIB * (sizes[index] if index < len(sizes) else 3)) for index in pushed]
+    frames = [push(index, PAYLOADS[sizes[index] if index < len(sizes) else 3]) for index in pushed]
     got = left(*frames, pull(*sorted(wanted, reverse=True)))
     assert [place for kind, (place, *_) in got if kind is wire.Kind.PUSH] == sorted(pushed, reverse=True)
     asked = [index for kind, listed in got if kind is wire.Kind.PULL for index in listed]

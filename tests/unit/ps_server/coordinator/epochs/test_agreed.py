@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from ps_server.coordinator.epochs.agreed import MAX_FACTS, MAX_SUMS, MAX_TEXT, Agreed
+from ps_server.coordinator.epochs.agreed import MAX_FACTS, MAX_LOOPS, MAX_SUMS, MAX_TEXT, Agreed
 from ps_server.coordinator.epochs.epoch_book import EpochBook
 from ps_wire.errors import JobMismatch, UsageError
 
@@ -59,3 +59,24 @@ def test_sums_that_differ_are_said_once_a_loader_and_numbers_that_were_computed_
     assert agreed.compare(0, 2, [7.0]) == ""
     with pytest.raises(UsageError, match="at most"):
         agreed.compare(0, 0, [0.0] * (MAX_SUMS + 1))
+
+
+def test_loops_of_other_lengths_are_said_once_a_loop_with_both_workers_and_both_ends():
+    agreed = Agreed()
+    assert agreed.compare_loop(0, 1, 10) == ""
+    assert agreed.compare_loop(0, 0, 10) == ""
+    assert agreed.compare_loop(1, 0, 15) == ""
+    assert agreed.compare_loop(0, 2, 0) == ""  # of a release that does not say it
+    said = agreed.compare_loop(0, 2, 12)
+    assert "loop 0 over worker.epochs (the first is 0) ends with epoch 11 on worker 2" in said
+    assert "with epoch 9 on worker 1; if that is not meant, give the same count on all" in said
+    assert agreed.compare_loop(0, 3, 12) == ""  # said once
+    assert "loop 1" in agreed.compare_loop(1, 1, 12)
+    agreed.clear()
+    assert agreed.compare_loop(0, 2, 12) == ""
+
+
+def test_few_loops_are_kept():
+    agreed = Agreed()
+    assert agreed.compare_loop(MAX_LOOPS, 0, 1) == ""
+    assert agreed.compare_loop(MAX_LOOPS, 1, 2) == ""

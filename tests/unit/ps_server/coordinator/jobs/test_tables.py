@@ -27,6 +27,7 @@ def roster(**made: int) -> Roster:
 def test_those_who_must_be_there_are_named():
     """By number, or how many of any number."""
     assert tables(False).missing(roster(w0=1), range(2)) == ["worker 1 to join"]
+    assert tables(False).missing(roster(w1=1), range(4)) == ["workers 0, 2, 3 to join"]
     assert tables(False).missing(roster(w0=1), range(0), 3) == ["2 more workers to join"]
     assert tables(False).missing(roster(w0=1, w2=1), range(0), 3) == ["1 more workers to join"]
     assert tables(False).missing(roster(w0=1, w2=1, w3=1), range(0), 3) == []
@@ -35,6 +36,11 @@ def test_those_who_must_be_there_are_named():
 def test_those_who_have_not_made_it_are_named():
     """Of the first table that has not started."""
     assert tables(True, False).missing(roster(w0=2, w1=1), range(0)) == ["worker 1 to make table 1"]
+    many = {f"w{number}": 1 for number in range(30)}
+    first = ", ".join(str(number) for number in range(16))
+    assert tables(True, False).missing(roster(**many), range(0)) == [
+        f"workers {first} and 14 more to make table 1"
+    ]
     assert tables(True, False).missing(roster(w0=2, w1=2), range(0)) == []
     assert tables(True, True).missing(roster(w0=1, w1=1), range(0)) == []
 
