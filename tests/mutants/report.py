@@ -10,6 +10,18 @@ EXPERIMENT_TESTS = "tests/unit/ps_lab/experiments"
 
 MUTANTS = (
     Mutant(
+        name="report: lanes show a part of the run in which most workers have ended",
+        file="ps_lab/compare/figures.py",
+        text="    from_s = _amidst(one)\n",
+        fault="    from_s = 0.4 * (one.wall_s or 0.0)\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/compare/test_figures.py"
+                "::test_lanes_show_a_part_of_the_run_in_which_all_workers_step"
+            ),
+        ),
+    ),
+    Mutant(
         name="report: on the terminal a run that failed counts as any other",
         file="ps_lab/compare/scores.py",
         text='((failed, "failed"), (diverged, "diverged")) if count]',
