@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import runpy
@@ -231,9 +232,12 @@ def _hint(context: typer.Context, script: Path) -> None:
 
 def _run(script: Callable[[], object]) -> None:
     """Runs the script; what it raises of its own is shown here, and ends the process with 1."""
-    left = None
+    left, interrupted = None, False
     try:
         left = script()
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     except PsError as error:
         stopping.script_ended()
         if line := script_errors.line_through(error, __file__):
@@ -246,6 +250,8 @@ def _run(script: Callable[[], object]) -> None:
     finally:
         open_files.write_out()
         del left  # the names of the script, and so its files, were there until now
+        if interrupted:  # somebody waits: a last look through all that the script has imported takes 1 s
+            gc.freeze()
 
 
 def _check_module(name: str) -> None:

@@ -24,6 +24,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from ps_wire.snapshot.manifest import MANIFEST
 from tests.integration.processes import Process, Start, Zygote
 from tests.integration.servers import Servers, fresh_job
@@ -230,7 +232,10 @@ class Run:
                 process.signal(signal.SIGCONT)
 
     def _trains(self, worker: int) -> bool:
-        status = self._servers.status(self._job)
+        try:
+            status = self._servers.status(self._job)
+        except grpc.RpcError:  # the coordinator is on its way back: it evicts nobody yet
+            return True
         states = {entry.worker: entry.state for entry in status.workers} if status is not None else {}
         return states.get(worker) in ("joined", "running", "joining")
 

@@ -1,6 +1,7 @@
 """A worker's script that ends early by itself: `ps-worker resumed.py RECORD` appends what it ended with.
 
-It has a schedule per step and one per epoch, dropout, validation, the best checkpoint, and early stopping:
+It has a schedule per step and one per epoch, noise in its data, dropout, validation, the best checkpoint, and
+early stopping:
 after the epoch in which its metric has not become better for `PATIENCE` epochs. That metric is a count of
 epochs, so the epochs that a run has are known. No line of it is about faults.
 """
@@ -48,6 +49,14 @@ class Early:
             setattr(self, name, value)
 
 
+class Noisy(TensorDataset):
+    """Each sample draws noise from torch's generator when it is read."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        (x,) = super().__getitem__(index)
+        return (x + 0.1 * torch.randn_like(x),)
+
+
 def main(record: Path) -> None:
     drawn = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     held_out = torch.randn(16, 8, generator=torch.Generator().manual_seed(2))
@@ -61,7 +70,7 @@ def main(record: Path) -> None:
         early, best = Early(), torch.full((), torch.inf)
         for name, kept in {"warm": warm, "decay": decay, "early": early, "best": best}.items():
             worker.register_state(name, kept)
-        loader = worker.loader(TensorDataset(drawn), batch_size=BATCH, seed=1)
+        loader = worker.loader(Noisy(drawn), batch_size=BATCH, seed=1)
         for epoch in worker.epochs(EPOCHS):
             bodies.append(epoch)
             for (x,) in loader:

@@ -3,6 +3,7 @@
 from .mutant import Mutant
 
 AGAIN = "tests/unit/ps_worker/data/test_steps_again.py"
+FORK = "tests/unit/ps_lab/cluster/test_fork_server.py"
 LOADER = "ps_worker/data/loader.py"
 LIVE = "tests/unit/ps_server/coordinator/test_live_extras.py"
 RESUME = "tests/component/snapshots/test_resume.py"
@@ -94,5 +95,19 @@ MUTANTS = (
         text="partial(self._put_one, note, self._put_now())",
         fault="lambda: self._put_one(note, self._put_now())",
         tests=(f"{NOTING}::test_a_note_that_is_put_late_is_put_as_the_incarnation_that_made_it",),
+    ),
+    Mutant(
+        name="again: after Ctrl-C the interpreter looks through all that a script has imported",
+        file="ps_worker/cli.py",
+        text="            gc.freeze()\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_worker/test_run_module.py",),
+    ),
+    Mutant(
+        name="again: a fork server that nobody needs takes torch apart first",
+        file="ps_lab/cluster/fork_server.py",
+        text="    os._exit(0)  # the command waits",
+        fault="    # the command waits",
+        tests=(f"{FORK}::test_who_has_closed_it_does_not_wait_until_torch_is_taken_apart",),
     ),
 )

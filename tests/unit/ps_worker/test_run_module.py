@@ -43,7 +43,8 @@ def test_a_module_is_run_as_python_runs_it(folder, name):
     assert ours.stdout == pythons.stdout
 
 
-def test_what_a_script_has_not_flushed_is_written_when_it_ends(folder):
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise KeyboardInterrupt", 130)])
+def test_what_a_script_has_not_flushed_is_written_when_it_ends(folder, end, code):
     """Also of a file that is in a cycle, as most that a script's classes have opened."""
     (folder / "pkg" / "leaves.py").write_text(
         "class Log:\n"
@@ -51,10 +52,23 @@ def test_what_a_script_has_not_flushed_is_written_when_it_ends(folder):
         "        self.me, self.file = self, open('in_a_cycle', 'w')\n"
         "log, plain = Log(), open('plain', 'w')\n"
         "log.file.write('first')\n"
-        "plain.write('second')\n"
+        "plain.write('second')\n" + end
     )
-    assert run(PS_WORKER, folder, "pkg.leaves").returncode == 0
+    assert run(PS_WORKER, folder, "pkg.leaves").returncode == code
     assert ((folder / "in_a_cycle").read_text(), (folder / "plain").read_text()) == ("first", "second")
+
+
+def test_after_ctrl_c_the_interpreter_does_not_look_through_what_the_script_has_imported(folder):
+    """Somebody waits, and with a compiler's modules that takes a second; what runs at exit still does."""
+    (folder / "pkg" / "stops.py").write_text(
+        "import atexit, gc\n"
+        "kept = [[] for _ in range(10_000)]\n"
+        "before = gc.get_freeze_count()\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() - before >= len(kept)))\n"
+        "raise KeyboardInterrupt\n"
+    )
+    done = run(PS_WORKER, folder, "pkg.stops")
+    assert (done.returncode, done.stdout) == (130, "True\n"), done.stderr
 
 
 @pytest.mark.parametrize(

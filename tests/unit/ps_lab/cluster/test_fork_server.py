@@ -255,6 +255,27 @@ def test_after_its_close_it_starts_anew():
     server.close()
 
 
+def test_who_has_closed_it_does_not_wait_until_torch_is_taken_apart():
+    program = """
+import atexit, os, socket
+from ps_lab.cluster import fork_server
+fork_server.preload = lambda _: 1
+atexit.register(lambda: print("taken apart", flush=True))
+theirs, ours = socket.socketpair()
+ours.close()
+fork_server.main(theirs.detach(), os.getppid())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
 def test_a_request_that_is_too_large_is_refused():
     with pytest.raises(OSError, match="environment"):
         ForkServer(RUN).start(["ps-server"], {"X": "x" * fork_server.MAX_REQUEST_BYTES})
@@ -271,6 +292,7 @@ def test_a_child_of_a_command_is_forked_and_read_as_any(monkeypatch: pytest.Monk
     monkeypatch.setattr(fork_server, "shared", server)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     ended: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     child = Child(
         name="server",
         command=[command_path("ps-server"), "--help"],
