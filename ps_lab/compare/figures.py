@@ -442,7 +442,7 @@ def _lane(panel: Any, one: RunFigures) -> None:
     recorded = _last_incarnations(one)
     start = one.start_unix_s or 0.0
     step_s = float(np.median(np.concatenate([r.ended_unix_s - r.started_unix_s for r in recorded])))
-    from_s = 0.4 * (one.wall_s or 0.0)
+    from_s = _amidst(one)
     to_s = from_s + LANES_STEPS * step_s
     pushed = [_pushed_s(recording) - start for recording in recorded]
     for place, recording in enumerate(recorded):
@@ -472,6 +472,16 @@ def _lane(panel: Any, one: RunFigures) -> None:
     panel.set_ylim(len(recorded) - 0.4, -0.6)
     panel.set_xlim(from_s, to_s)
     panel.grid(axis="y", visible=False)
+
+
+def _amidst(one: RunFigures) -> float:
+    """A moment at which all workers step, if there is one: some end long before others."""
+    recorded = _last_incarnations(one)
+    from_s = max(float(recording.started_unix_s[0]) for recording in recorded)
+    to_s = min(float(recording.ended_unix_s[-1]) for recording in recorded)
+    if to_s <= from_s:
+        return 0.4 * (one.wall_s or 0.0)
+    return from_s + 0.4 * (to_s - from_s) - (one.start_unix_s or 0.0)
 
 
 def _clock(

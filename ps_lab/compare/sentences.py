@@ -100,6 +100,8 @@ def in_short(comparison: Comparison, found: Sequence[Finding]) -> tuple[str, ...
                 here = [one for one in found if one.where == where and one.question == question]
                 mine = [one for one in here if one.reference == experiment.reference]
                 said.append(f"{where}: {ranked}. {_how_sure(mine, len(experiment.seeds))}.")
+            else:
+                said.append(f"{where}: there is no run whose speed or result could be ranked.")
     return tuple(said)
 
 
@@ -205,11 +207,10 @@ def _compared(
         effect = ratio(pairs) if pairs else None
         yield replace(one, question=TARGET, metric=str(target), effect=effect, note=note)
     speeds = _pairs(mine.samples_per_s, theirs.samples_per_s)
-    yield replace(one, question=SPEED, effect=ratio(speeds) if speeds else None)
+    lost = _lost(mine, theirs, subject, reference)
+    yield replace(one, question=SPEED, effect=ratio(speeds) if speeds else None, note=lost)
     qualities = _pairs(mine.quality, theirs.quality)
-    yield replace(
-        one, effect=difference(qualities) if qualities else None, note=_lost(mine, theirs, subject, reference)
-    )
+    yield replace(one, effect=difference(qualities) if qualities else None, note=lost)
 
 
 def _pairs(mine: dict[int, float], theirs: dict[int, float]) -> list[tuple[float, float]]:
@@ -240,7 +241,7 @@ def _said(finding: Finding) -> str:
     subject, reference = finding.subject, finding.reference
     if finding.effect is None:
         short = finding.question == TARGET and finding.note
-        why = "not all runs reached it" if short else "no seed has both"
+        why = "not all runs reached it" if short else "no seed has figures of both"
         return f"{subject} and {reference} cannot be compared by {_what(finding)}: {why}"
     text = _measured(finding, finding.effect)
     if finding.effect.p is not None and not finding.found:

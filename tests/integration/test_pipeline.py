@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from .pipeline_script import batch_of, build, by_micro_batches
-from .pipelines import SCRIPT, start_stages
+from tests.faults.links import UNSHARE, refusal
+from tests.until import LIMIT_S
+
+from . import stages_apart
+from .pipeline_script import batch_of
+from .pipelines import SCRIPT, one_process, start_stages
 from .processes import Start
 from .servers import Servers, fresh_job
 
 pytestmark = pytest.mark.integration
 
 STEPS = 5
-
-
-def one_process(workers: int, steps: int = STEPS) -> tuple[torch.nn.Module, list[list[float]]]:
-    """A loop over the same micro-batches in the same order, and the losses of each worker's batches."""
-    model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)  # as the servers run it
-    losses: list[list[float]] = [[] for _ in range(workers)]
-    for step in range(steps):
-        gradients = []
-        for worker in range(workers):
-            optimizer.zero_grad()
-            losses[worker].append(by_micro_batches(model, *batch_of(worker, step)))
-            gradients.append([it.grad for it in model.parameters() if it.grad is not None])
-        for parameter, *of in zip(model.parameters(), *gradients, strict=True):
-            parameter.grad = sum(of[1:], of[0]) / workers
-        optimizer.step()
-    return model, losses
 
 
 def rows_of(folder: Path, workers: int = 2) -> dict[tuple[int, int], Any]:
@@ -50,7 +40,7 @@ def test_pipelines_come_to_the_bits_of_one_process_over_the_same_micro_batches(
     groups = start_stages(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), "cut elsewhere", "bsp")
     assert [stage.wait_end() for group in groups for stage in group] == [0] * 4
 
-    model, losses = one_process(2)
+    model, losses = one_process(2, STEPS)
     rows = rows_of(tmp_path)
     assert rows[0, 0]["cuts"] != rows[1, 0]["cuts"]
     whole = model.state_dict()
@@ -81,10 +71,31 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     for group in start_stages(spawn, cluster, SCRIPT, folder, "6", workers=1, stages=3, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0, 0]
 
-    model, _ = one_process(1, steps=6)
+    model, _ = one_process(1, 6)
     rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(3)]
     state = {name: it for row in rows for name, it in row["state"].items()}
     assert [len(row["losses"]) for row in rows] == [2, 2, 2]
+    assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
+
+
+def test_stages_on_two_hosts_find_each_other_and_send_over_the_link(tmp_path: Path) -> None:
+    """No address but that of the server is named; weights are those of one process."""
+    if (why := refusal()) is not None:
+        pytest.skip(why)
+    done = subprocess.run(
+        [*UNSHARE, sys.executable, "-m", "tests.integration.stages_apart", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=3 * LIMIT_S,
+        check=False,
+    )
+    found = re.search(r"codes \[0, 0\] bytes (\d+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    activations = stages_apart.STEPS * batch_of(0, 0)[0].nbytes
+    assert int(found[1]) > activations
+    model, _ = one_process(1, stages_apart.STEPS)
+    rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(2)]
+    state = {name: it for row in rows for name, it in row["state"].items()}
     assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
 
 

@@ -48,6 +48,15 @@ MUTANTS = (
         tests=(TRAFFIC,),
     ),
     Mutant(
+        name="stages on several hosts meet on loopback",
+        file="ps_worker/group/rendezvous.py",
+        text="host, _, port = (far if apart else near)",
+        fault="host, _, port = (near)",
+        tests=(
+            "tests/integration/test_pipeline.py::test_stages_on_two_hosts_find_each_other_and_send_over_the_link",
+        ),
+    ),
+    Mutant(
         name="first values of tied weights are those of the other stage",
         file="ps_worker/group/stage_traffic.py",
         text="for of in self._loans for loan in of if not loan.adds]",

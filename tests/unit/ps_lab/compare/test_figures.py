@@ -23,3 +23,23 @@ def test_the_tail_of_tau_is_inside_its_panel(tmp_path: Path):
         low, high = panel.get_ylim()
         assert low < min(shares) < 5.0
         assert high > 100.0
+
+
+def test_lanes_show_a_part_of_the_run_in_which_all_workers_step(tmp_path: Path):
+    """Under asp those that are ten times as fast end long before the slow one."""
+    text = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]").replace(
+        "transient:p=0.1,f=5", "constant:f=10,worker=3"
+    )
+    comparison = Comparison.read(made_folder(tmp_path / "out", text))
+    (figure,) = [one.figure for one in pictures(comparison) if one.name == "lanes"]
+    lanes = [
+        panel
+        for panel in figure.axes
+        if [it.get_text() for it in panel.get_yticklabels()][:1] == ["worker 0"]
+    ]
+    assert len(lanes) == 3
+    for panel in lanes:
+        from_s, to_s = panel.get_xlim()
+        bars = [path.get_extents() for drawn in panel.collections for path in drawn.get_paths()]
+        places = {round((bar.y0 + bar.y1) / 2) for bar in bars if bar.x0 < to_s and bar.x1 > from_s}
+        assert places == {0, 1, 2, 3}
