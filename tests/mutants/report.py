@@ -10,6 +10,13 @@ EXPERIMENT_TESTS = "tests/unit/ps_lab/experiments"
 
 MUTANTS = (
     Mutant(
+        name="report: how sure it is goes by the seeds that were planned",
+        file="ps_lab/compare/sentences.py",
+        text="    seeds = max(one.effect.pairs for one in mine if one.effect is not None)  # that there are by now\n",
+        fault="    seeds = 5\n",
+        tests=("tests/unit/ps_lab/compare/test_sentences.py::test_what_a_budget_left_out_is_said",),
+    ),
+    Mutant(
         name="report: lanes show a part of the run in which most workers have ended",
         file="ps_lab/compare/figures.py",
         text="    from_s = _amidst(one)\n",
