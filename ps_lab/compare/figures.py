@@ -115,7 +115,7 @@ def _losses(comparison: Comparison) -> Iterator[Picture]:
             name=f"loss-{_file(profile.name)}",
             title=f"Training loss, {profile.name}",
             caption=f"{_setting(comparison)}, each model at its best learning rate. Lines are means over "
-            "runs, from where all have begun, bands go from the smallest to the largest; a run that has ended "
+            "runs, from where all have begun, bands go from the smallest to the largest; who has ended "
             "counts with its last loss. One that diverged is a thin line that ends in a cross. By updates: "
             "one update of a synchronous model is made of all workers' gradients.",
             figure=figure,
