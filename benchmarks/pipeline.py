@@ -30,7 +30,6 @@ import torch
 from torch import nn
 
 from ps_lab.bench.parties import interleave
-from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session
 from ps_lab.cluster.cluster import command_path, free_ports
 from ps_worker.pipeline.blocks import blocks_of
@@ -191,7 +190,7 @@ def step(stages: int, rounds: int) -> dict[str, object]:
                 name=f"{mode} {rank}",
                 command=(sys.executable, str(STAGE)),
                 configuration={**own, "mode": mode, "rank": rank},
-                environment={**LOOPBACK, **servers, "PS_STAGE": str(rank), "OMP_NUM_THREADS": "1"},
+                environment={**servers, "PS_STAGE": str(rank), "OMP_NUM_THREADS": "1"},
             )
             for rank in range(stages)
         ]

@@ -332,8 +332,13 @@ ROWS: tuple[Row, ...] = (
         lambda runs: float(runs.group_step(what="bytes")["share"]),
     ),
     _row(
-        "a step beyond compute, shm, a group of 2 ranks / a single worker",
+        "reduce and push of a group of 2 ranks / push of a single worker, shm",
         1.3,
+        lambda runs: float(runs.group_step(what="push")["ratio"]),
+    ),
+    _row(
+        "a step beyond compute, shm, a group of 2 ranks / a single worker",
+        None,
         _group_beyond("shm", "group", "worker"),
     ),
     _row(
