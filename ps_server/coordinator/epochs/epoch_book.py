@@ -130,7 +130,8 @@ class EpochBook:
         mark: PieceMark,
     ) -> EpochPiece | None:
         absent = [other for other, owner in sharing.items() if owner == ANY]  # they may never come
-        for other, number in self._live if loader in self._training else ():
+        trains = self.trains(loader)
+        for other, number in self._live if trains or not self._training else ():
             dealt = self._epochs[other, number]
             due = number == epoch or (number < epoch and not self._pieces(loader, number))
             if other != loader or not due:
@@ -139,6 +140,8 @@ class EpochBook:
             if dealt.left:
                 own = dealt.place(worker) if worker in dealt.owners else None
                 places = [place for place, _ in dealt.left]  # its own share first: all may come again
+                if not trains and own not in places:  # before the first step a loader may be to validate on
+                    continue
                 place, first = dealt.left.pop(places.index(own) if own in places else 0)
                 piece = PieceUsage(epoch=number, place=place, first=first, left_over=True)
                 self._adopt(loader, worker, incarnation, mark, piece)
@@ -373,7 +376,7 @@ class EpochBook:
         loader, number = key
         epoch = self._epochs[key]
         begun = all(worker in epoch.begun for worker in epoch.owners)
-        left = epoch.left and loader in self._training
+        left = epoch.left and (loader in self._training or not self._training)
         return begun and not left and not self._pieces(loader, number)
 
     def _settle(self, key: tuple[int, int]) -> None:
