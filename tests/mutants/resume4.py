@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         name="again: before the first step what one leaves over to validate on goes to another",
         file=BOOK,
-        text="if not trains and own not in places:",
+        text="if not trains and (own not in places or not inside):",
         fault="if False:",
         tests=(f"{EPOCHS}::test_who_comes_again_before_the_first_step_of_all_has_its_own_share_again",),
     ),
