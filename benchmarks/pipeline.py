@@ -10,6 +10,9 @@
                far stages that are run as a whole are from the sum of their blocks
     bubble     stages that sleep: the idle share of `--schedule`, less its formula, in points
     memory     the most bytes that autograd keeps in the first stage, 1f1b over gpipe
+    pss        memory (PSS, after two steps) of the largest of 4 stages over that of a worker of one process,
+               for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, whose worker of one
+               process and servers take more than 24 GiB
 """
 
 import argparse
@@ -27,7 +30,6 @@ import torch
 from torch import nn
 
 from ps_lab.bench.parties import interleave
-from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session
 from ps_lab.cluster.cluster import command_path, free_ports
 from ps_worker.pipeline.blocks import blocks_of
@@ -110,6 +112,61 @@ with ps.connect() as worker:
         print("kept", Kept.most, flush=True)
     worker.finish()
 """
+WEIGHING = """
+import re, sys, torch, ps_worker as ps
+from torch import nn
+from torch.nn import functional as F
+WIDTH, LAYERS, WORDS, POSITIONS, CONTEXT, MICROBATCHES = int(sys.argv[1]), 48, 50257, 1024, 8, 4
+HEADS = WIDTH // 64
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.fc, self.out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        parts = self.attn(self.ln_1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.out(F.gelu(self.fc(self.ln_2(x))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(WORDS, WIDTH), nn.Embedding(POSITIONS, WIDTH)
+        self.register_buffer("positions", torch.arange(CONTEXT, device="cpu"))
+        self.h = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.ln_f, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, x):
+        x = self.wte(x) + self.wpe(self.positions)
+        for block in self.h:
+            x = block(x)
+        return self.head(self.ln_f(x))
+
+def loss_of(output, target):
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+with ps.connect() as worker:
+    x = torch.arange(MICROBATCHES * CONTEXT).view(MICROBATCHES, CONTEXT)
+    piped = worker.group_size > 1
+    with torch.device("meta" if piped else "cpu"):
+        model = Model()
+    pipe = worker.pipeline(model, example=x, microbatches=MICROBATCHES) if piped else None
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1e-6), pipe or model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        if pipe is not None:
+            pipe.step(x, x, loss_fn=loss_of)
+        else:
+            for part in x.split(1):
+                (loss_of(model(part), part) / MICROBATCHES).backward()
+        optimizer.step()
+    kb = re.search(r"Pss: +([0-9]+) kB", open("/proc/self/smaps_rollup").read())[1]
+    print("pss", int(kb) * 1024, flush=True)
+"""
 
 
 def step(stages: int, rounds: int) -> dict[str, object]:
@@ -133,7 +190,7 @@ def step(stages: int, rounds: int) -> dict[str, object]:
                 name=f"{mode} {rank}",
                 command=(sys.executable, str(STAGE)),
                 configuration={**own, "mode": mode, "rank": rank},
-                environment={**LOOPBACK, **servers, "PS_STAGE": str(rank), "OMP_NUM_THREADS": "1"},
+                environment={**servers, "PS_STAGE": str(rank), "OMP_NUM_THREADS": "1"},
             )
             for rank in range(stages)
         ]
@@ -212,27 +269,40 @@ def memory(stages: int) -> dict[str, object]:
     return {"kept": kept, "share": kept["1f1b"] / kept["gpipe"]}
 
 
+def pss(stages: int, width: int) -> dict[str, object]:
+    """See `--what pss`."""
+    parts = _every("pss", WEIGHING, stages, str(width))
+    (whole,) = _every("pss", WEIGHING, 1, str(width))
+    return {"width": width, "stages": parts, "one_process": whole, "share": max(parts) / whole}
+
+
 def _said(word: str, text: str, stages: int, schedule: str) -> float:
+    return _every(word, text, stages, schedule)[0]
+
+
+def _every(word: str, text: str, stages: int, argument: str) -> list[float]:
+    """What each process that says it has said."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(text)
         words = [command_path("ps-lab"), "launch", "--num-servers", "1", "--num-workers", "1"]
-        words += ["--pipeline-stages", str(stages), str(script), schedule]
+        words += ["--pipeline-stages", str(stages), str(script), argument]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-    found = re.search(rf"\b{word} (\S+)", done.stdout)
-    if done.returncode or found is None:
+    found = [float(it) for it in re.findall(rf"\b{word} (\S+)", done.stdout)]
+    if done.returncode or not found:
         raise SystemExit(done.stdout + done.stderr)
-    return float(found[1])
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--what", choices=("step", "partition", "bubble", "memory"), required=True)
+    parser.add_argument("--what", choices=("step", "partition", "bubble", "memory", "pss"), required=True)
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=832)
     options = parser.parse_args()
     if options.what == "step":
         figures = step(options.stages, options.rounds)
@@ -240,6 +310,8 @@ def main() -> None:
         figures = partition(options.rounds)
     elif options.what == "bubble":
         figures = bubble(options.stages, options.schedule)
+    elif options.what == "pss":
+        figures = pss(options.stages, options.width)
     else:
         figures = memory(options.stages)
     print(json.dumps(figures))

@@ -16,7 +16,7 @@ from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
 from ps_worker.group.ddp.ddp_worker import DdpWorker
 from ps_worker.group.group import Group
-from ps_worker.group.rendezvous import Rendezvous
+from ps_worker.group.rendezvous import ONE_HOST, Rendezvous
 from ps_worker.job import own_servers
 from ps_worker.job.own_servers import OwnServers
 from ps_worker.process import console, stopping
@@ -275,6 +275,8 @@ def _meet(
             worker=chosen.worker,
             limit_s=chosen.start_limit_s,
             say=say,
+            towards=chosen.servers[0],
+            refused=_refusal(chosen),
         ).meet()
     finally:
         service.close()
@@ -292,10 +294,19 @@ def _meet(
         size, how = chosen.ranks.size, group.how
         said = f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by their owners"
         if chosen.pipeline:
-            said = f"pipeline of {size} processes on {met.hosts[0]}"
+            said = f"pipeline of {size} processes on {', '.join(dict.fromkeys(met.hosts))}"
         own = f"; each rank has a server in its process: {','.join(chosen.servers)}" if hosts_shards else ""
         say(f"{said}{own}")
     return group
+
+
+def _refusal(chosen: settings.Settings) -> str:
+    """Why the ranks of this worker may not be on several hosts; "": they may."""
+    if not chosen.pipeline:
+        return ONE_HOST
+    if chosen.tls_dir is not None:
+        return "with --tls-dir nothing leaves a host unencrypted, and what stages send each other is"
+    return ""
 
 
 def _with_own(error: JobFull | WorkerNumberTaken, chosen: settings.Settings) -> PsError:

@@ -9,7 +9,6 @@ gradients leave, nor how frames travel. `optimizers` and `tables` only grow, and
 from __future__ import annotations
 
 import logging
-import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -113,7 +112,7 @@ class Steps:
         self.link.open()
         self._joined = True
         if self.recorder is not None:
-            self.recorder.enter(self._header())
+            self.recorder.enter(self._header(self.recorder))
         self._enter_scalars(None if self.link.resumed else 0)
         if self.link.resumed:
             self.say(f"job {self._settings.job} is under way: this worker goes on from its weights and steps")
@@ -391,7 +390,7 @@ class Steps:
         if self.link.ended:
             self.data.end()
         if self.recorder is not None:
-            self.recorder.enter(self._header(), max(steps.values(), default=0))
+            self.recorder.enter(self._header(self.recorder), max(steps.values(), default=0))
         self._enter_scalars(max(steps.values(), default=0) + 1)
         self.data.drop_batch()
         stepped = self.link.rounds.stepped
@@ -534,17 +533,13 @@ class Steps:
         if self.recorder is not None:
             self.recorder.flush()
 
-    def _header(self) -> RecordHeader:
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        return RecordHeader(
-            unix_s=self.recorder.unix_s if self.recorder is not None else 0.0,
+    def _header(self, recorder: StepRecorder) -> RecordHeader:
+        return recorder.header(
             job=self._settings.job,
             worker=self._number,
             incarnation=self.link.incarnation,
             consistency=str(self._settings.consistency),
             num_workers=self._settings.ranks.size if self._is_the_job else self._settings.num_workers,
-            host=platform.node(),
-            versions=versions,
         )
 
     @property

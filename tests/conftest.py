@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.watchdog", "tests.skips", "tests.stress", "tests.longest_first"]
 
+# Before torch is imported. Two threads of each process on two cores spin at the end of every operation: two
+# files of servers in the process took 57 s of a core, and take 8.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # As ps_worker sets it, which grpc reads once: a test of the servers may be what imports grpc first.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

@@ -51,7 +51,7 @@ def tried(version: str, torch: str) -> tuple[str, bool]:
     if installed.returncode:
         return f"torch does not import: {installed.stderr.strip().splitlines()[-1]}", False
     done = subprocess.run(
-        [own, "-m", "pytest", "-q", *TESTS], cwd=ROOT, capture_output=True, text=True, check=False
+        [own, "-m", "pytest", *TESTS], cwd=ROOT, capture_output=True, text=True, check=False
     )
     (folder / "pytest.txt").write_text(done.stdout + done.stderr)
     last = (done.stdout.strip().splitlines() or ["pytest said nothing"])[-1]

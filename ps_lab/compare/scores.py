@@ -68,12 +68,19 @@ class Scores:
                 continue
             rate = "" if lr is None else f"{lr:g}"
             cells = [model, its_profile, *([str(workers)] if several else []), rate]
-            table.add_row(*cells, f"{len(figures)}/{self._planned[row]}", *_cells(figures))
+            table.add_row(*cells, _ended(figures, self._planned[row]), *_cells(figures))
         return table
 
 
 def _row(run: Run) -> _Row:
     return run.model, run.profile.name, run.workers, run.lr
+
+
+def _ended(figures: list[RunFigures], planned: int) -> str:
+    failed = sum(one.data.failed for one in figures)
+    diverged = sum(one.diverged and not one.data.failed for one in figures)
+    lost = [f"{count} {what}" for count, what in ((failed, "failed"), (diverged, "diverged")) if count]
+    return ", ".join([f"{len(figures)}/{planned}", *lost])
 
 
 def _cells(figures: list[RunFigures]) -> Iterable[str]:

@@ -99,7 +99,9 @@ def in_short(comparison: Comparison, found: Sequence[Finding]) -> tuple[str, ...
             if ranked:
                 here = [one for one in found if one.where == where and one.question == question]
                 mine = [one for one in here if one.reference == experiment.reference]
-                said.append(f"{where}: {ranked}. {_how_sure(mine, len(experiment.seeds))}.")
+                said.append(f"{where}: {ranked}. {_how_sure(mine)}.")
+            else:
+                said.append(f"{where}: there is no run whose speed or result could be ranked.")
     return tuple(said)
 
 
@@ -124,11 +126,12 @@ def _ranked(arms: Sequence[Arm], target: Target | None) -> str:
     return text
 
 
-def _how_sure(found: Sequence[Finding], seeds: int) -> str:
+def _how_sure(found: Sequence[Finding]) -> str:
     """From the findings of the question that the ranking is about."""
     mine = [one for one in found if one.effect is not None]
     if not mine:
         return "Nothing can be compared"
+    seeds = max(one.effect.pairs for one in mine if one.effect is not None)  # that there are by now
     reference = mine[0].reference
     tested = [one for one in mine if one.p is not None]
     if tested:
@@ -205,11 +208,10 @@ def _compared(
         effect = ratio(pairs) if pairs else None
         yield replace(one, question=TARGET, metric=str(target), effect=effect, note=note)
     speeds = _pairs(mine.samples_per_s, theirs.samples_per_s)
-    yield replace(one, question=SPEED, effect=ratio(speeds) if speeds else None)
+    lost = _lost(mine, theirs, subject, reference)
+    yield replace(one, question=SPEED, effect=ratio(speeds) if speeds else None, note=lost)
     qualities = _pairs(mine.quality, theirs.quality)
-    yield replace(
-        one, effect=difference(qualities) if qualities else None, note=_lost(mine, theirs, subject, reference)
-    )
+    yield replace(one, effect=difference(qualities) if qualities else None, note=lost)
 
 
 def _pairs(mine: dict[int, float], theirs: dict[int, float]) -> list[tuple[float, float]]:
@@ -240,7 +242,7 @@ def _said(finding: Finding) -> str:
     subject, reference = finding.subject, finding.reference
     if finding.effect is None:
         short = finding.question == TARGET and finding.note
-        why = "not all runs reached it" if short else "no seed has both"
+        why = "not all runs reached it" if short else "no seed has figures of both"
         return f"{subject} and {reference} cannot be compared by {_what(finding)}: {why}"
     text = _measured(finding, finding.effect)
     if finding.effect.p is not None and not finding.found:

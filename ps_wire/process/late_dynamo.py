@@ -1,11 +1,12 @@
 """A stand-in for `torch._dynamo`, the tracer of `torch.compile`, until something needs the tracer itself.
 
 Every optimizer of torch imports `torch._dynamo`, for two names that do nothing where nothing is compiled:
-`disable(function)` and `graph_break()`; `init_process_group` asks it to forget what it has evaluated. With it
+`disable(function)` and `graph_break()`; `init_process_group` asks it to forget what it has evaluated, and our
+hooks on modules ask its `eval_frame` to skip their code. With it
 come sympy, FSDP and most of the compiler: 1.2 s of a core and 75 MB for each process, and most processes
 never compile. The stand-in has these names. Any other name of it, or an import of one of its modules,
 imports `torch._dynamo` itself, which takes its place; functions that were to be disabled before are disabled
-from then on.
+from then on, and code that was to be skipped is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 _NAME = "torch._dynamo"
@@ -39,6 +40,31 @@ class _LateTraceRules:
         return getattr(self._itself().trace_rules, name)
 
 
+class _LateEvalFrame:
+    """`torch._dynamo.eval_frame` of the stand-in."""
+
+    def __init__(self, itself: Callable[[], Any], lock: threading.RLock) -> None:
+        self._itself = itself
+        self._lock = lock
+        self._skipped: set[CodeType] = set()
+
+    def skip_code(self, code: CodeType) -> None:
+        """Remembers the code: nothing is traced yet."""
+        with self._lock:
+            if is_late():
+                self._skipped.add(code)
+            else:
+                self._itself().eval_frame.skip_code(code)
+
+    def hand_on(self) -> None:
+        """Has the module itself, which has taken its place, skip what was to be skipped before."""
+        while self._skipped:
+            self._itself().eval_frame.skip_code(self._skipped.pop())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._itself().eval_frame, name)
+
+
 class _LateDynamo(ModuleType):
     """The stand-in. Thread-safe."""
 
@@ -46,9 +72,10 @@ class _LateDynamo(ModuleType):
         super().__init__(_NAME)
         self.__spec__, self.__file__ = spec, spec.origin
         self.__path__ = list(spec.submodule_search_locations or ())  # so its modules are looked for
-        self._lock = threading.RLock()  # guards the list
+        self._lock = threading.RLock()  # guards the list, and what is to be skipped
         self._not_disabled: list[Any] = []
         self.trace_rules = _LateTraceRules(self.itself)
+        self.eval_frame = _LateEvalFrame(self.itself, self._lock)
 
     def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
         """The function as it is: nothing is traced yet."""
@@ -81,6 +108,7 @@ class _LateDynamo(ModuleType):
                 for function in self._not_disabled:
                     vars(function).pop(_CACHE, None)
                 self._not_disabled.clear()
+                self.eval_frame.hand_on()
             return sys.modules[_NAME]
 
 

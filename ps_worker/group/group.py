@@ -25,12 +25,12 @@ from ps_worker.group.channel import Channel, Wires
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
-from ps_worker.group.rendezvous import Met
+from ps_worker.group.lines import connect as connect_lines
+from ps_worker.group.rendezvous import INTERFACE, Met
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
 from ps_worker.group.watch import Watch
 
 CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
-INTERFACE = "GLOO_SOCKET_IFNAME"
 SHM, GLOO = "shm", "gloo"  # ways in which ranks reduce their gradients
 
 Traffic: TypeAlias = Callable[
@@ -88,11 +88,12 @@ class Group:
         self._made: dist.ProcessGroup | None = None
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
-            self._wires = _gloo("ranks", met.store, ranks)
-            self.torch_group = torch_group or self._make_torch_group(met.store)
+            self._wires = _gloo("ranks", met, ranks)
+            lines = connect_lines(ranks, met.store, met.address)
+            self.torch_group = torch_group or self._make_torch_group(met.store, met.interface)
             self.stages = self._make_stages() if pipeline else None
-            self._stage_wires = _gloo("stages", met.store, ranks) if pipeline else None
-        except RuntimeError as error:
+            self._stage_wires = _gloo("stages", met, ranks) if pipeline else None
+        except (RuntimeError, OSError) as error:
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
             ) from None
@@ -101,6 +102,7 @@ class Group:
         self.channel = Channel(
             ranks,
             self._wires,
+            lines,
             self._abort,
             hosts=met.hosts,
             on_broken=self._tell,
@@ -182,11 +184,11 @@ class Group:
             self._watch.tell(reason)
         return said
 
-    def _make_torch_group(self, store: Store) -> dist.ProcessGroup | None:
+    def _make_torch_group(self, store: Store, interface: str) -> dist.ProcessGroup | None:
         if dist.is_initialized():
             world = dist.group.WORLD
             return world if world is not None and dist.get_world_size() == self.ranks.size else None
-        with _on_loopback():
+        with _on(interface):
             dist.init_process_group(
                 "gloo",
                 store=PrefixStore("torch", store),
@@ -225,22 +227,22 @@ REDUCES: Mapping[str, Callable[[Channel], str]] = {
 }
 
 
-def _gloo(name: str, store: Store, ranks: Ranks) -> Wires:
-    with _on_loopback():
+def _gloo(name: str, met: Met, ranks: Ranks) -> Wires:
+    with _on(met.interface):
         made: Any = ProcessGroupGloo(
-            PrefixStore(name, store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
+            PrefixStore(name, met.store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
         )
     wires: Wires = made
     return wires
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Gloo takes loopback, unless the environment names an interface."""
+def _on(interface: str) -> Iterator[None]:
+    """Gloo takes this interface, unless the environment names one."""
     if INTERFACE in os.environ:
         yield
         return
-    os.environ[INTERFACE] = "lo"
+    os.environ[INTERFACE] = interface
     try:
         yield
     finally:

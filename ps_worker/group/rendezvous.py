@@ -1,14 +1,17 @@
 """The rendezvous of the ranks of a group: they find each other through the coordinator, and share a store.
 
-The leader keeps the store, on loopback: ranks on several hosts are refused. No address has to be
-configured, and who has not the job's token gets no answer. It must not know what the store is used for.
+The leader keeps the store, on loopback. Where ranks may be on several hosts, and are, it is at the address of
+the interface that leads to the coordinator. No address has to be configured, and who has not the job's token
+gets no answer. It must not know what the store is used for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +28,10 @@ from ps_wire.v1.coordinator_pb2_calls import CoordinatorCalls
 from ps_worker.process.retry import PAUSE_S
 from ps_worker.process.waiting import waits
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+ONE_HOST = "a group has one host; let each host be a worker of its own, or a group of its own"
+INTERFACE = "GLOO_SOCKET_IFNAME"  # of the environment
+SIOCGIFADDR = 0x8915  # of linux/sockios.h: the address of an interface
 CALL_LIMIT_S = 30.0  # the coordinator answers within two seconds
 STORE_LIMIT_S = 60.0  # for one call to the store
 SAY_AFTER_S = 5.0  # who is missing
@@ -38,10 +44,14 @@ class Met:
     Attributes:
         hosts: by rank, for people.
         store: that they share.
+        interface: of this host, over which the others reach this rank.
+        address: of that interface.
     """
 
     hosts: tuple[str, ...]
     store: TCPStore
+    interface: str = LOOPBACK_INTERFACE
+    address: str = LOOPBACK
 
 
 class Rendezvous:
@@ -56,6 +66,8 @@ class Rendezvous:
         worker: int,
         limit_s: float,
         say: Callable[[str], None],
+        towards: str = "",
+        refused: str = ONE_HOST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Asks nobody yet.
@@ -67,6 +79,8 @@ class Rendezvous:
             worker: that the group is.
             limit_s: within which all must have come.
             say: tells the person at the terminal who is missing.
+            towards: the coordinator's address, `HOST:PORT`.
+            refused: why ranks may not be on several hosts; "": they may.
             clock: gives seconds.
         """
         self._coordinator = coordinator
@@ -75,6 +89,8 @@ class Rendezvous:
         self._worker = worker
         self._limit_s = limit_s
         self._say = say
+        self._towards = towards
+        self._refused = refused
         self._clock = clock
 
     @waits("the other ranks of its group")
@@ -83,44 +99,54 @@ class Rendezvous:
 
         Raises:
             StartLimitExceeded: one did not come in time; it is named, with the hosts of those that did.
-            UsageError: the ranks are on several hosts.
+            UsageError: the ranks are on several hosts, and may not be.
             PsError: what the coordinator refuses with, such as a rank that two processes have.
         """
-        listening = self._listen() if self._ranks.leads else None
+        listening = self._listen() if self._ranks.leads else []
         try:
-            address = "" if listening is None else "{}:{}".format(*listening.getsockname())
-            reply = self._ask(address)
-            if len(set(reply.machines)) > 1:
+            reply = self._ask(",".join("{}:{}".format(*it.getsockname()) for it in listening))
+            apart = len(set(reply.machines)) > 1
+            if apart and self._refused:
                 where = ", ".join(f"rank {rank} on {host}" for rank, host in enumerate(reply.hosts))
+                raise UsageError(f"the ranks of one group are on several hosts ({where}): {self._refused}")
+            near, _, far = reply.address.partition(",")
+            host, _, port = (far if apart else near).rpartition(":")
+            if not host:
                 raise UsageError(
-                    f"the ranks of one group are on several hosts ({where}): a group has one host; let each "
-                    "host be a worker of its own, or a group of its own"
+                    "rank 0 reaches the coordinator over loopback, and other ranks are on other hosts: name "
+                    "the servers there, too, by addresses that all hosts reach"
                 )
-            host, _, port = reply.address.rpartition(":")
             store = TCPStore(
                 host,
                 int(port),
                 self._ranks.size,
-                listening is not None,
+                self._ranks.leads,
                 timedelta(seconds=STORE_LIMIT_S),
                 wait_for_workers=False,
-                master_listen_fd=None if listening is None else listening.detach(),
+                master_listen_fd=listening.pop(int(apart)).detach() if listening else None,
             )
-            return Met(hosts=tuple(reply.hosts), store=store)
+            return Met(
+                hosts=tuple(reply.hosts),
+                store=store,
+                interface=_interface_towards(f"{host}:{port}") if apart else LOOPBACK_INTERFACE,
+                address=_address_towards(f"{host}:{port}") if apart else LOOPBACK,
+            )
         finally:
-            if listening is not None:
-                listening.close()
+            for it in listening:
+                it.close()
 
-    @staticmethod
-    def _listen() -> socket.socket:
-        listening = socket.socket()
-        try:
-            listening.bind((LOOPBACK, 0))
-            listening.listen(128)
-        except OSError:
-            listening.close()
-            raise
-        return listening
+    def _listen(self) -> list[socket.socket]:
+        """On loopback, and, where ranks may be on several hosts, on the way to the coordinator."""
+        addresses = [LOOPBACK]
+        if not self._refused and (own := _address_towards(self._towards)) != LOOPBACK:
+            addresses.append(own)
+        with contextlib.ExitStack() as made:
+            sockets = [made.enter_context(socket.socket()) for _ in addresses]
+            for it, address in zip(sockets, addresses, strict=True):
+                it.bind((address, 0))
+                it.listen(128)
+            made.pop_all()
+            return sockets
 
     def _ask(self, address: str) -> pb.MeetReply:
         request = pb.MeetRequest(
@@ -171,3 +197,35 @@ def machine() -> str:
     with contextlib.suppress(OSError):
         parts.append(str(Path("/proc/self/ns/net").readlink()))
     return " ".join(parts)[:255]
+
+
+def _address_towards(address: str) -> str:
+    """The IPv4 address of this host from which `HOST:PORT` is reached; nothing is sent."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        own: str = probe.getsockname()[0]
+        return own
+
+
+def _interface_towards(address: str) -> str:
+    """The name of the network interface over which `HOST:PORT` is reached; "" where the environment has one.
+
+    Raises:
+        UsageError: none has that address by itself; the environment can name one.
+    """
+    if INTERFACE in os.environ:
+        return ""
+    import fcntl  # noqa: PLC0415 - not everywhere, and for several hosts alone
+
+    own = socket.inet_aton(_address_towards(address))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                if fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)[20:24] == own:
+                    return name
+    raise UsageError(
+        f"no network interface has the address {socket.inet_ntoa(own)}, from which {address} is reached: "
+        f"name one in {INTERFACE}"
+    )

@@ -113,7 +113,8 @@ class ModuleHooks:
                 hook(module)
 
         # Dynamo calls that of a compiled module itself, and is not to compile it; that of one within it
-        # traces, so it cannot be disabled: nothing of it gets into the graph. step() has imported dynamo.
+        # traces, so it cannot be disabled: nothing of it gets into the graph. Before dynamo is imported its
+        # stand-in remembers the code (`ps_wire.process.late_dynamo`); else step() has imported it.
         torch._dynamo.eval_frame.skip_code(before_forward.__code__)
         hooks: Any = module._forward_pre_hooks  # torch says dict
         hooks[self._number] = before_forward

@@ -17,6 +17,13 @@ from ps_worker.pipeline.schedules import Schedule
 
 FORWARD, BACKWARD = "F", "B"
 TO_INPUT, TO_WEIGHTS = "I", "W"  # the halves of a backward, where a schedule takes them apart
+# Of torch's actions, by their names: the values are numbers in one release, and letters in another.
+KINDS = {
+    "FORWARD": FORWARD,
+    "FULL_BACKWARD": BACKWARD,
+    "BACKWARD_INPUT": TO_INPUT,
+    "BACKWARD_WEIGHT": TO_WEIGHTS,
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,12 +105,11 @@ def of_torch(schedule: Any, ranks: int, stages: int, microbatches: int) -> Order
         rows = get_schedule_ops(schedule, ranks, microbatches, stages // ranks)
     except (ValueError, AssertionError) as error:
         raise PipelineError(f"{schedule.__name__}, {ranks} ranks, {stages} stages: {error}") from error
-    kinds = {FORWARD, BACKWARD, TO_INPUT, TO_WEIGHTS}
     return tuple(
         tuple(
-            Action(it.stage_index, it.computation_type.value, it.microbatch_index)
+            Action(it.stage_index, KINDS[it.computation_type.name], it.microbatch_index)
             for it in row
-            if it is not None and it.computation_type.value in kinds and it.microbatch_index is not None
+            if it is not None and it.computation_type.name in KINDS and it.microbatch_index is not None
         )
         for row in rows
     )

@@ -15,7 +15,8 @@ def reason_of(error: BaseException | None) -> str:
         return "stopped by SIGTERM"
     kind = type(error).__name__
     try:
-        return sendable(f"{kind}: {error}")
+        text = str(error)
+        return sendable(f"{kind}: {text}" if text else kind)
     except Exception:  # noqa: BLE001 - its __str__ is the script's
         return sendable(kind)
 

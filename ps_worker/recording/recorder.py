@@ -12,6 +12,7 @@ network, nor optimizers; what it is not told is null in the record.
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
+
+import torch
 
 from ps_worker.recording import columns
 
@@ -119,6 +122,21 @@ class StepRecorder:
         self._flushed_s = 0.0
 
     # -- the training thread ---------------------------------------------------------------------------
+
+    def header(
+        self, *, job: str, worker: int, incarnation: int, consistency: str, num_workers: int
+    ) -> columns.RecordHeader:
+        """A header for `enter`, of this process on this machine; arguments are those of `RecordHeader`."""
+        return columns.RecordHeader(
+            unix_s=self.unix_s,
+            job=job,
+            worker=worker,
+            incarnation=incarnation,
+            consistency=consistency,
+            num_workers=num_workers,
+            host=platform.node(),
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
+        )
 
     def enter(self, header: columns.RecordHeader, clock: int = 0) -> None:
         """Another incarnation begins, whose first step has this clock: its file, with its header."""

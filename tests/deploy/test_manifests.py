@@ -17,12 +17,15 @@ from .manifests import (
     EXAMPLES,
     OVERLAYS,
     Object,
+    containers,
     example,
     kubectl,
     of_kind,
     overlay,
+    pods,
     with_components,
 )
+from .rules import RULES
 
 RELEASES = ("1.31", "1.33", "1.36")
 OF_OTHERS = (
@@ -52,6 +55,20 @@ def test_so_are_objects_with_components(tmp_path: Path):
         if it["kind"] not in OF_OTHERS:
             kubernetes_validate.validate(it, RELEASES[0], strict=True)
     assert len(of_kind(objects, "Certificate")) == 3
+
+
+def test_an_index_of_the_job_is_a_group_that_shares_its_containers_processors(tmp_path: Path):
+    """Its processes are told how many they are, and not that each has all processors of the container."""
+    objects = with_components(tmp_path / "with", "overlays/bsp", "groups")
+    for it in objects:
+        kubernetes_validate.validate(it, RELEASES[0], strict=True)
+    assert [line for rule in RULES.values() for line in rule(objects)] == []
+    workers = [pod for pod in pods(objects) if pod.name.startswith("ps-worker-")]
+    for number, pod in enumerate(workers):
+        environment = pod.environment(containers(pod.workload)[0])
+        assert (environment["PS_WORKER"], environment["PS_NUM_WORKERS"]) == (str(number), str(len(workers)))
+        assert environment["PS_NPROC"] == environment["PS_GROUP_SIZE"] == "2"
+        assert "OMP_NUM_THREADS" not in environment
 
 
 def test_the_schemas_see_a_field_that_there_is_not():

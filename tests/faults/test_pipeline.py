@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,28 @@ def steps_on(process: Process, count: int = 10) -> None:
     """Waits until it has taken so many more steps."""
     for _ in range(count):
         process.wait_line("^step ")
+
+
+def test_a_pipeline_of_which_a_stage_was_killed_forms_again_and_others_go_on_meanwhile(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    """Killed between two micro-batches, and while the other stage is behind its schedule; nobody hangs."""
+    job = fresh_job()
+    options = "--lease", "4", "--consistency", "asp"
+    words = str(tmp_path), "1000000", "print"
+
+    def pipelines(*more: str, **which: Any) -> list[list[Process]]:
+        return start_stages(spawn, cluster, SCRIPT, *words, *more, job=job, options=options, **which)
+
+    first, second = pipelines("dies in its schedule")
+    for how in ("dies before its push", ""):
+        assert second[1].wait_end() == -signal.SIGKILL
+        assert second[0].wait_end() == 75
+        assert re.search("GroupBroken: rank 1 .*(has gone|was silent)", second[0].text), second[0].text
+        steps_on(first[0])
+        (second,) = pipelines(how, number=1)
+    for stage in (*first, *second):
+        steps_on(stage)
 
 
 def test_a_stage_that_hangs_in_a_schedule_ends_its_pipeline_and_sigterm_of_one_ends_all_at_one_step(

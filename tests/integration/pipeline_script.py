@@ -5,6 +5,9 @@ Arguments: folder, steps, then words that change what it does.
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -58,6 +61,17 @@ def hold(model: torch.nn.Module, folder: Path) -> None:
     next(model.parameters()).register_hook(wait)
 
 
+def die_in_third_schedule(model: torch.nn.Module) -> None:
+    """The process of the last stage is killed between two micro-batches."""
+    calls = itertools.count(1)
+
+    def count(_: torch.Tensor) -> None:
+        if next(calls) == 2 * MICROBATCHES + 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    list(model.parameters())[-1].register_hook(count)
+
+
 def main() -> None:
     folder, steps, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     with ps.connect() as worker:
@@ -77,6 +91,10 @@ def main() -> None:
         if held and worker.group_rank == 0:
             hold(model, folder)
         print("started", worker.rank, worker.group_rank, flush=True)
+        dies = worker.rank == worker.group_rank == 1
+        if dies and "dies in its schedule" in words:
+            die_in_third_schedule(model)
+        steps += worker.step if "more" in words else 0
         losses = []
         while worker.step < steps:
             optimizer.zero_grad()
@@ -86,6 +104,8 @@ def main() -> None:
             )
             if "print" in words:
                 print("step", len(losses), flush=True)
+            if dies and len(losses) == 3 and "dies before its push" in words:
+                os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             if held and worker.group_rank == 1:
                 (folder / f"stepped {worker.step}").touch()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from .pipeline_script import batch_of, build, by_micro_batches
 from .processes import Process, Start
 from .servers import Servers, fresh_job
 
@@ -15,11 +18,12 @@ def start_stages(
     servers: Servers,
     *script: str,
     workers: int = 2,
+    number: int | None = None,
     stages: int = 2,
     job: str = "",
     options: tuple[str, ...] = (),
 ) -> list[list[Process]]:
-    """The stages of all workers of a job, by worker."""
+    """The stages of all workers of a job, by worker; of one `number` alone where it is given."""
     job = job or fresh_job()
     return [
         [
@@ -31,5 +35,22 @@ def start_stages(
             )
             for stage in range(stages)
         ]
-        for worker in range(workers)
+        for worker in (range(workers) if number is None else [number])
     ]
+
+
+def one_process(workers: int, steps: int) -> tuple[torch.nn.Module, list[list[float]]]:
+    """A loop over the same micro-batches in the same order, and the losses of each worker's batches."""
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)  # as the servers run it
+    losses: list[list[float]] = [[] for _ in range(workers)]
+    for step in range(steps):
+        gradients = []
+        for worker in range(workers):
+            optimizer.zero_grad()
+            losses[worker].append(by_micro_batches(model, *batch_of(worker, step)))
+            gradients.append([it.grad for it in model.parameters() if it.grad is not None])
+        for parameter, *of in zip(model.parameters(), *gradients, strict=True):
+            parameter.grad = sum(of[1:], of[0]) / workers
+        optimizer.step()
+    return model, losses

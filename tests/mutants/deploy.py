@@ -7,6 +7,18 @@ FOLLOWER = "ps_server/shard/follower.py"
 
 MUTANTS = (
     Mutant(
+        name="deploy: each process of a group takes all processors of its container",
+        file="deploy/kubernetes/components/groups/worker.yaml",
+        text="              $patch: delete\n",
+        fault='              value: "4"\n',
+        tests=(
+            (
+                "tests/deploy/test_manifests.py"
+                "::test_an_index_of_the_job_is_a_group_that_shares_its_containers_processors"
+            ),
+        ),
+    ),
+    Mutant(
         name="a shard with another count waits for ever",
         file=FOLLOWER,
         text="                self._on_misplaced(named)\n",

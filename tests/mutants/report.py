@@ -10,6 +10,58 @@ EXPERIMENT_TESTS = "tests/unit/ps_lab/experiments"
 
 MUTANTS = (
     Mutant(
+        name="report: where a run ends the mean of the losses is that of the others",
+        file="ps_lab/compare/figures.py",
+        text="        rows = np.array([_held(_binned(along(curve), curve.values, edges)) for curve in good])\n        known = np.isfinite(rows).all(axis=0)\n",
+        fault="        rows = np.array([_binned(along(curve), curve.values, edges) for curve in good])\n        known = np.isfinite(rows).any(axis=0)\n        rows = np.nan_to_num(rows, nan=np.nanmean(rows[:, known]))\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/compare/test_figures.py"
+                "::test_a_mean_of_runs_does_not_change_when_one_of_them_ends"
+            ),
+        ),
+    ),
+    Mutant(
+        name="report: how sure it is goes by the seeds that were planned",
+        file="ps_lab/compare/sentences.py",
+        text="    seeds = max(one.effect.pairs for one in mine if one.effect is not None)  # that there are by now\n",
+        fault="    seeds = 5\n",
+        tests=("tests/unit/ps_lab/compare/test_sentences.py::test_what_a_budget_left_out_is_said",),
+    ),
+    Mutant(
+        name="report: lanes show a part of the run in which most workers have ended",
+        file="ps_lab/compare/figures.py",
+        text="    from_s = _amidst(one)\n",
+        fault="    from_s = 0.4 * (one.wall_s or 0.0)\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/compare/test_figures.py"
+                "::test_lanes_show_a_part_of_the_run_in_which_all_workers_step"
+            ),
+        ),
+    ),
+    Mutant(
+        name="report: on the terminal a run that failed counts as any other",
+        file="ps_lab/compare/scores.py",
+        text='((failed, "failed"), (diverged, "diverged")) if count]',
+        fault='((failed, "failed"), (diverged, "diverged")) if not count]',
+        tests=(
+            "tests/unit/ps_lab/compare/test_scores.py::test_runs_that_failed_or_have_not_ended_leave_cells_empty",
+        ),
+    ),
+    Mutant(
+        name="report: nothing is said in short where nothing can be ranked",
+        file="ps_lab/compare/sentences.py",
+        text='                said.append(f"{where}: there is no run whose speed or result could be ranked.")\n',
+        fault="                pass\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/compare/test_sentences.py"
+                "::test_where_nothing_can_be_ranked_that_is_what_is_said_in_short"
+            ),
+        ),
+    ),
+    Mutant(
         name="columns: a loss that is no number is written as JSON that nobody else reads",
         file=COLUMNS,
         text="return value if math.isfinite(value) else str(float(value))",

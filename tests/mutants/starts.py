@@ -8,7 +8,25 @@ RESTARTS = "tests/faults/test_restarts.py"
 HAND_OFF = "tests/unit/ps_server/shard/test_hand_off.py"
 HAND_OFFS = "tests/unit/ps_server/shard/test_hand_off.py"
 
+LATE = (
+    "tests/unit/ps_wire/process/test_late_dynamo.py::test_optimizers_do_without_it_until_it_is_asked_for",
+)
+
 MUTANTS = (
+    Mutant(
+        name="starts: hooks on modules import the compiler in the first step of every worker",
+        file="ps_wire/process/late_dynamo.py",
+        text="        self.eval_frame = _LateEvalFrame(self.itself, self._lock)\n",
+        fault="",
+        tests=LATE,
+    ),
+    Mutant(
+        name="starts: code that was to be skipped is traced once the compiler is there",
+        file="ps_wire/process/late_dynamo.py",
+        text="                self.eval_frame.hand_on()\n",
+        fault="",
+        tests=LATE,
+    ),
     Mutant(
         name="starts: a table's start waits on where a shard is gone for good",
         file="ps_worker/membership/membership.py",

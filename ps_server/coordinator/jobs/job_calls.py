@@ -61,9 +61,7 @@ class JobCalls:
         calling = {
             member.worker: member.incarnation
             for member in self._roster.members.values()
-            if member.state in coming
-            and not member.reader
-            and (not member.late or self.collectives.takes_part(member.worker, member.incarnation))
+            if member.state in coming and not member.reader and self._takes_part(member)
         }
         if not self._phase.has_state and not self._min_workers:
             present = {member.worker for member in self._roster.present()}
@@ -72,8 +70,12 @@ class JobCalls:
 
     def stand(self, member: Member, number: int) -> None:
         """A member says beside its calls which one is its next."""
-        if not member.late or self.collectives.takes_part(member.worker, member.incarnation):
+        if self._takes_part(member):
             self.collectives.stands(member.worker, member.incarnation, number)
+
+    def _takes_part(self, member: Member) -> bool:
+        """Whether calls wait for it: one that came in mid-run makes its first one when it is ready to."""
+        return not member.late or self.collectives.takes_part(member.worker, member.incarnation)
 
     def settle(self, number: int) -> CallOutcome | None:
         """The outcome of a call that all workers make together, if there is one by now."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -28,7 +27,6 @@ from ps_worker.group.ddp.replica import Replica
 from ps_worker.group.ddp.shown import Shown
 from ps_worker.process import console, stopping
 from ps_worker.process.straggling import Straggling
-from ps_worker.recording.columns import RecordHeader
 from ps_worker.recording.metric import name_of, number_of
 from ps_worker.recording.recorder import StepRecorder, StepTotals
 from ps_worker.recording.scalar_log import ScalarLog
@@ -87,7 +85,15 @@ class DdpWorker:
             self._straggling = Straggling(settings.stragglers, flush=self._flush)
         self._meet()
         if self._recorder is not None:
-            self._recorder.enter(self._header())
+            self._recorder.enter(
+                self._recorder.header(
+                    job=self._settings.job,
+                    worker=self.rank,
+                    incarnation=1,
+                    consistency=NAME,
+                    num_workers=self.num_workers,
+                )
+            )
         if self._scalars is not None:
             self._scalars.enter(first=self.is_first, since=0)
         atexit.register(self.leave)
@@ -318,19 +324,6 @@ class DdpWorker:
     def _flush(self) -> None:
         if self._recorder is not None:
             self._recorder.flush()
-
-    def _header(self) -> RecordHeader:
-        assert self._recorder is not None
-        return RecordHeader(
-            unix_s=self._recorder.unix_s,
-            job=self._settings.job,
-            worker=self.rank,
-            incarnation=1,
-            consistency=NAME,
-            num_workers=self.num_workers,
-            host=platform.node(),
-            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
-        )
 
     def _say(self, text: str) -> None:
         console.show(logger)

@@ -69,7 +69,7 @@ def test_what_others_are_told_of_an_end():
     assert reason_of(None) == ""
     assert reason_of(SystemExit()) == reason_of(SystemExit(0)) == ""
     assert reason_of(SystemExit(3)) == "SystemExit: 3"
-    assert reason_of(KeyboardInterrupt()) == "KeyboardInterrupt: "
+    assert reason_of(KeyboardInterrupt()) == "KeyboardInterrupt"
     assert len(reason_of(ValueError("\udce9" * 4000))) == MAX_CHARACTERS
 
 

@@ -292,6 +292,7 @@ def test_a_child_of_a_command_is_forked_and_read_as_any(monkeypatch: pytest.Monk
     monkeypatch.setattr(fork_server, "shared", server)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     ended: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     child = Child(
         name="server",
         command=[command_path("ps-server"), "--help"],

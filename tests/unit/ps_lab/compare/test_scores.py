@@ -50,7 +50,16 @@ def test_runs_that_failed_or_have_not_ended_leave_cells_empty(tmp_path: Path):
 
     table = scores(tmp_path, fails, only=lambda run: run.profile.name == "quiet").table()
     found = rows(table)
-    assert found["asp", "quiet"][1:] == ["2/2", *[""] * 8]
+    assert found["asp", "quiet"][1:] == ["2/2, 2 failed", *[""] * 8]
     assert found["bsp", "transient"][1:] == ["0/2", *[""] * 8]
     console = Console(file=io.StringIO(), width=200)
     console.print(table)
+
+
+def test_a_run_that_diverged_is_named_beside_its_count(tmp_path: Path):
+    def diverges(run, world: World) -> None:
+        world.nan_from = 20 if run.model == "asp" and run.seed == 1 else world.nan_from
+
+    found = rows(scores(tmp_path, diverges).table("quiet"))
+    assert found["asp", "quiet"][1] == "2/2, 1 diverged"
+    assert found["bsp", "quiet"][1] == "2/2"

@@ -124,9 +124,22 @@ def test_runs_that_failed_or_diverged_are_named_and_in_no_mean(tmp_path: Path):
     assert arm.quality.keys() == {0}
     quality = next(one for one in findings(comparison) if one.subject == "asp" and one.question == QUALITY)
     assert "1 of 3 runs of asp diverged and 1 of 3 runs of asp failed and are left out" in str(quality)
+    speed = next(one for one in findings(comparison) if one.subject == "asp" and one.question == SPEED)
+    assert speed.note == quality.note
     said = " ".join(sentences(comparison))
     assert "worker 3 exited with code 1" in said
     assert "diverged (their loss was no number): asp (quiet), asp (transient)" in said
+
+
+def test_where_nothing_can_be_ranked_that_is_what_is_said_in_short(tmp_path: Path):
+    def change(run, world: World) -> None:
+        world.fails = "worker 3 exited with code 1"
+
+    comparison = compared(tmp_path, FEW, change)
+    assert in_short(comparison, findings(comparison)) == tuple(
+        f"{name}, 4 workers: there is no run whose speed or result could be ranked."
+        for name in ("quiet", "transient")
+    )
 
 
 def test_what_a_budget_left_out_is_said(tmp_path: Path):
@@ -137,7 +150,9 @@ def test_what_a_budget_left_out_is_said(tmp_path: Path):
         "24 of 30 runs have no result (the comparison has not been run to its end; its budget is "
         "60 s); the first "
     )
-    assert all(one.effect is None or one.effect.pairs == 1 for one in findings(comparison))
+    found = findings(comparison)
+    assert all(one.effect is None or one.effect.pairs == 1 for one in found)
+    assert all("How sure: one seed is too few" in line for line in in_short(comparison, found))
 
 
 def test_limits_of_the_machine_and_of_what_was_measured(tmp_path: Path):

@@ -19,6 +19,15 @@ assert not any(name.startswith(LARGE) for name in sys.modules)
 late_dynamo.install()
 model = torch.nn.Linear(2, 2)
 NAMES = "SGD Adam AdamW Adagrad RMSprop Adadelta Adamax NAdam RAdam ASGD Rprop".split()
+with ps_worker.connect() as worker:  # overlaps: it has hooks on modules
+    wrapped = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        wrapped.step()
+        wrapped.zero_grad()
+def skipped(value):
+    return value + 1
+torch._dynamo.eval_frame.skip_code(skipped.__code__)
 for name in NAMES:
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
     model(torch.ones(1, 2)).sum().backward()
@@ -44,12 +53,20 @@ assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
 assert torch._dynamo is sys.modules["torch._dynamo"]
 """
 BY_COMPILING = """
+traced = []
+def backend(graph, _):
+    traced.append(graph)
+    return graph.forward
 step = torch.optim.Optimizer.add_param_group.__wrapped__
 assert "__dynamo_disable" in vars(step)
 stand_in = sys.modules["torch._dynamo"]
 compiled = torch.compile(model, backend="eager")
 assert torch.equal(compiled(torch.ones(1, 2)), model(torch.ones(1, 2)))
 assert not late_dynamo.is_late()
+assert torch.equal(torch.compile(skipped, backend=backend)(torch.ones(2)), torch.full((2,), 2.0))
+assert traced == []
+torch.compile(lambda value: value + 1, backend=backend)(torch.ones(2))
+assert len(traced) == 1
 assert stand_in.optimize is torch._dynamo.optimize  # whoever still has the stand-in
 assert stand_in.trace_rules.lookup is torch._dynamo.trace_rules.lookup
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

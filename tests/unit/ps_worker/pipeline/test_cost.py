@@ -96,7 +96,7 @@ def test_a_model_on_meta_is_measured_block_by_block():
 
 def test_a_block_that_does_not_run_is_named():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 4))
-    with pytest.raises(PipelineError, match=r"block 1 does not run with the example: RuntimeError: mat1"):
+    with pytest.raises(PipelineError, match=r"block 1 does not run with the example: RuntimeError: .*mat1"):
         costs_of(blocks_of(model), model, [torch.ones(3, 4)])
 
 
