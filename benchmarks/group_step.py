@@ -7,8 +7,9 @@ Prints one JSON line. `--what` is one of:
     own    two ranks without servers (`--servers none --nproc 2`), over shm and gloo, and two ranks of DDP
            over gloo with the fused optimizer: Adam, seconds a step. And the optimizer's state that each rank
            holds, in parts of an equal share
-    shm    a group of two ranks and a single worker, on one host over shared memory: seconds a step beyond the
-           same processes that only compute, SGD
+    push   a group of two ranks and a single worker, on one host over shared memory, resnet50, SGD: seconds
+           from gradients that are there, in the memory that is pushed, to the weights of the next step
+    shm    the same two with forward and backward: seconds a step beyond the same processes that only compute
     link   two groups of two ranks and four workers, two servers behind links of `--link-gbps`: likewise
     bytes  payload that each rank of a group of two has pushed in a step, as the servers count it, in parts of
            an equal share of the model
@@ -28,12 +29,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ps_lab.bench import link as links
-from ps_lab.bench.link import Link
+from ps_lab.bench import shapes
 from ps_lab.bench.parties import Party, interleave
-from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session, run_module
 from ps_lab.bench.step import ALONE, DDP, LIMIT_S, STEPS
 from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.host import LOCAL
+from ps_lab.cluster.network import Link
 from ps_wire.v1.shard_pb2 import TablesRequest
 from ps_worker.job import own_servers
 from ps_worker.settings import STORE
@@ -81,6 +83,7 @@ def ranks(
         "optimizer": optimizer,
         "steps": STEPS,
         "mode": mode,
+        "host": LOCAL.address,
         "port": port,
         "world_size": count,
         "overlap": False,
@@ -99,10 +102,24 @@ def ranks(
             name=f"{name} {it}",
             command=run_module("ps_lab.bench.children.step_worker"),
             configuration={**own, "rank": it},
-            environment={**LOOPBACK, **environment, **place(it)},
+            environment={**environment, **place(it)},
         )
         for it in range(count)
     ]
+
+
+def pushing(
+    name: str, rank: int, size: int, servers: Mapping[str, str], configuration: Mapping[str, object]
+) -> ProcessPlan:
+    """One of the ranks, so many, of a worker that pushes gradients that are there."""
+    group = {"PS_GROUP_SIZE": str(size), "PS_GROUP_RANK": str(rank), "PS_LOCAL_RANK": str(rank)}
+    mine = {"PS_WORKER": "0", "PS_NUM_WORKERS": "1", "PS_JOB": name}
+    return ProcessPlan(
+        name=f"{name} {rank}",
+        command=run_module("ps_lab.bench.children.project_worker"),
+        configuration=configuration,
+        environment={**servers, **mine, **(group if size > 1 else {})},
+    )
 
 
 def own(session: Session, rounds: int) -> dict[str, object]:
@@ -121,6 +138,21 @@ def own(session: Session, rounds: int) -> dict[str, object]:
         "ratio": {name: step_s[name] / step_s[DDP] for name in ("shm", "gloo")},
         "state_share": max(state),
     }
+
+
+def push(session: Session, rounds: int) -> dict[str, object]:
+    """See `--what push`."""
+    servers = {"PS_SERVERS": ",".join(session.cluster.addresses), "PS_CARRIER": "shm"}
+    configuration = {"shapes": shapes.of_model("resnet50"), "optimizer": "sgd"}
+    parties = [
+        start(session, [pushing(name, it, size, servers, configuration) for it in range(size)])
+        for name, size in (("worker", 1), ("group", RANKS))
+    ]
+    session.wait_ready(limit_s=LIMIT_S)
+    found = interleave(parties, rounds)
+    round_s = {name: statistics.median(it.seconds for it in items) for name, items in found.items()}
+    pairs = zip(found["group"], found["worker"], strict=True)
+    return {"round_s": round_s, "ratio": statistics.median(a.seconds / b.seconds for a, b in pairs)}
 
 
 def shm(session: Session, rounds: int) -> dict[str, object]:
@@ -209,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--what", choices=("own", "shm", "link", "bytes"), required=True)
+    parser.add_argument("--what", choices=("own", "push", "shm", "link", "bytes"), required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--link-gbps", type=float, default=1.0)
     options = parser.parse_args()
@@ -226,7 +258,7 @@ def main() -> None:
         if options.what == "link":
             figures = link(session, options.rounds, options.link_gbps, data_ports)
         else:
-            figures = {"own": own, "shm": shm}[options.what](session, options.rounds)
+            figures = {"own": own, "push": push, "shm": shm}[options.what](session, options.rounds)
     print(json.dumps(figures))
 
 

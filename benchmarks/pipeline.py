@@ -10,8 +10,9 @@
                far stages that are run as a whole are from the sum of their blocks
     bubble     stages that sleep: the idle share of `--schedule`, less its formula, in points
     memory     the most bytes that autograd keeps in the first stage, 1f1b over gpipe
-    pss        memory of the largest of 4 stages over that of a worker of one process (PSS, after two steps
-               of AdamW), for gpt2-xl's shapes with `--layers` of its 48 layers
+    pss        memory (PSS, after two steps) of the largest of 4 stages over that of a worker of one process,
+               for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, whose worker of one
+               process and servers take more than 24 GiB
 """
 
 import argparse
@@ -29,7 +30,6 @@ import torch
 from torch import nn
 
 from ps_lab.bench.parties import interleave
-from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session
 from ps_lab.cluster.cluster import command_path, free_ports
 from ps_worker.pipeline.blocks import blocks_of
@@ -116,7 +116,8 @@ WEIGHING = """
 import re, sys, torch, ps_worker as ps
 from torch import nn
 from torch.nn import functional as F
-WIDTH, HEADS, WORDS, POSITIONS, CONTEXT, MICROBATCHES = 1600, 25, 50257, 1024, 8, 4
+WIDTH, LAYERS, WORDS, POSITIONS, CONTEXT, MICROBATCHES = int(sys.argv[1]), 48, 50257, 1024, 8, 4
+HEADS = WIDTH // 64
 
 class Block(nn.Module):
     def __init__(self):
@@ -131,11 +132,11 @@ class Block(nn.Module):
         return x + self.out(F.gelu(self.fc(self.ln_2(x))))
 
 class Model(nn.Module):
-    def __init__(self, layers):
+    def __init__(self):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(WORDS, WIDTH), nn.Embedding(POSITIONS, WIDTH)
         self.register_buffer("positions", torch.arange(CONTEXT, device="cpu"))
-        self.h = nn.ModuleList(Block() for _ in range(layers))
+        self.h = nn.ModuleList(Block() for _ in range(LAYERS))
         self.ln_f, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
         self.head.weight = self.wte.weight
 
@@ -152,9 +153,9 @@ with ps.connect() as worker:
     x = torch.arange(MICROBATCHES * CONTEXT).view(MICROBATCHES, CONTEXT)
     piped = worker.group_size > 1
     with torch.device("meta" if piped else "cpu"):
-        model = Model(int(sys.argv[1]))
+        model = Model()
     pipe = worker.pipeline(model, example=x, microbatches=MICROBATCHES) if piped else None
-    optimizer = worker.wrap(torch.optim.AdamW(model.parameters(), lr=1e-6), pipe or model)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1e-6), pipe or model)
     for _ in range(2):
         optimizer.zero_grad()
         if pipe is not None:
@@ -189,7 +190,7 @@ def step(stages: int, rounds: int) -> dict[str, object]:
                 name=f"{mode} {rank}",
                 command=(sys.executable, str(STAGE)),
                 configuration={**own, "mode": mode, "rank": rank},
-                environment={**LOOPBACK, **servers, "PS_STAGE": str(rank), "OMP_NUM_THREADS": "1"},
+                environment={**servers, "PS_STAGE": str(rank), "OMP_NUM_THREADS": "1"},
             )
             for rank in range(stages)
         ]
@@ -268,11 +269,11 @@ def memory(stages: int) -> dict[str, object]:
     return {"kept": kept, "share": kept["1f1b"] / kept["gpipe"]}
 
 
-def pss(stages: int, layers: int) -> dict[str, object]:
+def pss(stages: int, width: int) -> dict[str, object]:
     """See `--what pss`."""
-    parts = _every("pss", WEIGHING, stages, str(layers))
-    (whole,) = _every("pss", WEIGHING, 1, str(layers))
-    return {"layers": layers, "stages": parts, "one_process": whole, "share": max(parts) / whole}
+    parts = _every("pss", WEIGHING, stages, str(width))
+    (whole,) = _every("pss", WEIGHING, 1, str(width))
+    return {"width": width, "stages": parts, "one_process": whole, "share": max(parts) / whole}
 
 
 def _said(word: str, text: str, stages: int, schedule: str) -> float:
@@ -301,7 +302,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=832)
     options = parser.parse_args()
     if options.what == "step":
         figures = step(options.stages, options.rounds)
@@ -310,7 +311,7 @@ def main() -> None:
     elif options.what == "bubble":
         figures = bubble(options.stages, options.schedule)
     elif options.what == "pss":
-        figures = pss(options.stages, options.layers)
+        figures = pss(options.stages, options.width)
     else:
         figures = memory(options.stages)
     print(json.dumps(figures))

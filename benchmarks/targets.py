@@ -332,8 +332,13 @@ ROWS: tuple[Row, ...] = (
         lambda runs: float(runs.group_step(what="bytes")["share"]),
     ),
     _row(
-        "a step beyond compute, shm, a group of 2 ranks / a single worker",
+        "reduce and push of a group of 2 ranks / push of a single worker, shm",
         1.3,
+        lambda runs: float(runs.group_step(what="push")["ratio"]),
+    ),
+    _row(
+        "a step beyond compute, shm, a group of 2 ranks / a single worker",
+        None,
         _group_beyond("shm", "group", "worker"),
     ),
     _row(
@@ -373,6 +378,7 @@ ROWS: tuple[Row, ...] = (
         "points",
     ),
     _row("the first of 4 stages: activations, 1f1b / gpipe", 0.65, _pipeline("share", what="memory")),
+    _row("the largest of 4 stages / a worker of one process: memory", 0.3, _pipeline("share", what="pss")),
     _row(
         "a killed server is ready again until training goes on: the worst",
         3,

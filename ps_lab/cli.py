@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +27,7 @@ from ps_wire.process import misplaced
 from ps_wire.process.command import run as run_command
 from ps_wire.process.log_level import LogLevel
 from ps_wire.process.log_option import LogLevelOption
+from ps_wire.process.rank_options import Fresh, GroupSize, PipelineStages
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import parse_address, parse_servers
 from ps_wire.text import one_line
@@ -49,14 +50,6 @@ app.add_typer(job_cli.app)
 app.add_typer(pipeline_cli.app)
 app.command()(simulate_cli.simulate)
 app.command()(top_cli.top)
-
-
-Fresh: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--fresh", help="Each process imports torch anew, instead of being forked from one that has."
-    ),
-]
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
@@ -89,22 +82,8 @@ def launch(
             show_default=wire_dtypes.WireDtype.FP32,
         ),
     ] = None,
-    group_size: Annotated[
-        int,
-        typer.Option(
-            envvar="PS_GROUP_SIZE",
-            min=1,
-            help="Processes (ranks) that are one worker together.",
-        ),
-    ] = 1,
-    pipeline_stages: Annotated[
-        int,
-        typer.Option(
-            envvar="PS_PIPELINE_STAGES",
-            min=1,
-            help="Processes that are one worker together, each one stage of a pipeline.",
-        ),
-    ] = 1,
+    group_size: GroupSize = 1,
+    pipeline_stages: PipelineStages = 1,
     nproc: Annotated[
         int | None,
         typer.Option(min=1, help="Processes of each worker.", show_default="ranks, or stages, of one"),

@@ -24,6 +24,7 @@ from ps_wire.process.command import run as run_command
 from ps_wire.process.cores import available_cores
 from ps_wire.process.log_level import LogLevel
 from ps_wire.process.log_option import LogLevelOption
+from ps_wire.process.rank_options import Fresh, GroupSize, PipelineStages
 from ps_wire.process.ranks import OWN
 from ps_wire.spec import consistency as models
 from ps_wire.spec import nonfinite as choices
@@ -131,10 +132,7 @@ def run(
         int,
         typer.Option(envvar="PS_NPROC", min=1, help="Processes to start here: ranks of groups, or workers."),
     ] = 1,
-    group_size: Annotated[
-        int,
-        typer.Option(envvar="PS_GROUP_SIZE", min=1, help="Processes (ranks) that are one worker together."),
-    ] = 1,
+    group_size: GroupSize = 1,
     group_reduce: Annotated[
         str,
         typer.Option(
@@ -142,28 +140,14 @@ def run(
             help=f"How ranks of a group reduce their gradients, one of {', '.join(REDUCES)}.",
         ),
     ] = REDUCES[0],
-    pipeline_stages: Annotated[
-        int,
-        typer.Option(
-            envvar="PS_PIPELINE_STAGES",
-            min=1,
-            help="Processes that are one worker together, each one stage of a pipeline.",
-        ),
-    ] = 1,
+    pipeline_stages: PipelineStages = 1,
     stage: Annotated[
         int | None,
         typer.Option(
             envvar="PS_STAGE", min=0, help="Which stage this process is, where --nproc does not start all."
         ),
     ] = None,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            envvar="PS_FRESH",
-            help="With --nproc, each process imports torch anew, instead of being forked from one that has.",
-        ),
-    ] = False,
+    fresh: Fresh = False,
     log_level: LogLevelOption = LogLevel.INFO,
 ) -> None:
     """Runs SCRIPT with PS_* set, so that `ps_worker.connect()` in it joins the job."""

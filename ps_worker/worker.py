@@ -191,7 +191,7 @@ class Worker:
         model: torch.nn.Module | Pipeline,
         *,
         overlap: Literal["auto"] | bool = "auto",
-        weight: Literal["equal", "samples"] = "equal",
+        weight: Literal["equal", "ranks", "samples"] = "equal",
         clip_grad_norm: float | None = None,
         strict_hyperparameters: bool = False,
         gradient_as_bucket_view: bool = False,
@@ -210,7 +210,9 @@ class Worker:
                 touched the gradients.
             weight: of a push in a BSP mean: "equal", or the "samples" that the loader of the latest batch has
                 handed out since the last step. So a validation pass in between has no say; of a step that
-                draws from several loaders, the last one counts.
+                draws from several loaders, the last one counts. Or "ranks", the size of this worker's group,
+                where groups differ in it: with equal batches the mean is then that over all ranks. A pipeline
+                counts as one.
             clip_grad_norm: largest L2 norm of the gradient over all parameters, as
                 `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
                 workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
@@ -218,7 +220,8 @@ class Worker:
                 differ, this worker's next `step()` raises `HyperparametersDiffer`. Otherwise servers warn.
             gradient_as_bucket_view: as in DistributedDataParallel: after backward `p.grad` lies in the memory
                 that is pushed, which saves the memory of a gradient; with `zero_grad(set_to_none=False)` its
-                copy, too. With overlap, gradients must not be written to between backward and `step()`.
+                copy, too. With overlap, gradients must not be written to between backward and `step()`. In a
+                group `step()` leaves there what it reduced: the ranks' mean, or this rank's own.
             buckets: sizes of buckets and partitions.
 
         Raises:
@@ -230,8 +233,8 @@ class Worker:
         """
         if overlap not in ("auto", True, False):
             raise UsageError(f'overlap must be "auto", True or False, got {overlap!r}')
-        if weight not in ("equal", "samples"):
-            raise UsageError(f'weight must be "equal" or "samples", got {weight!r}')
+        if weight not in ("equal", "ranks", "samples"):
+            raise UsageError(f'weight must be "equal", "ranks" or "samples", got {weight!r}')
         check_norm(clip_grad_norm)
         overlap = self._check_group_wrap(overlap, clip_grad_norm, as_views=gradient_as_bucket_view)
         if isinstance(optimizer, torch.nn.Module) and isinstance(model, torch.optim.Optimizer):
@@ -278,6 +281,7 @@ class Worker:
             self._table_of |= {id(item): (item, spec.number) for item in parameters.values()}
             return StartedTable(number=spec.number, exchange=exchange, parameters=parameters, step=step)
 
+        even = float(self.group_size) if weight == "ranks" and pipe is None else 1.0
         wrapped = WrappedOptimizer(
             optimizer,
             model=model if pipe is None else pipe.modules[0],
@@ -288,7 +292,7 @@ class Worker:
             clip_grad_norm=clip_grad_norm,
             clipped_by_servers=mean,
             as_views=gradient_as_bucket_view,
-            weight=self._data.sample_weight() if weight == "samples" else lambda: 1.0,
+            weight=self._data.sample_weight() if weight == "samples" else lambda: even,
             scales=pipe is None,
         )
         self._steps.add_optimizer(wrapped, model if pipe is None else pipe.modules[0])
@@ -641,8 +645,8 @@ class Worker:
             return overlap
         if overlap is True:
             self._refuse_in_group("overlap=True", "leave overlap out, or give overlap=False")
-        if as_views:
-            self._refuse_in_group("gradient_as_bucket_view=True", "leave it out")
+        if as_views and self._group is not None and self._group.stages is not None:
+            self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         if clip_grad_norm is not None and not self._settings.consistency.aggregates:
             self._refuse_in_group(
                 f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"

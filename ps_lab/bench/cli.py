@@ -4,20 +4,51 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
 from ps_lab.outputs import check_file
 from ps_wire.errors import UsageError
-from ps_wire.frames.carrier import AUTO, VALID
+from ps_wire.frames.carrier import AUTO, VALID, Carrier
+
+if TYPE_CHECKING:
+    from ps_lab.bench.setup import JobSetup
+    from ps_lab.cluster.network import Link
+
+Made = TypeVar("Made", bound="JobSetup")
 
 app = typer.Typer(
     name="bench",
     help="Measure the project beside its peers and the machine's own limit, in turns, in one run.",
     no_args_is_help=True,
 )
+
+Hosts: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="With --carrier tcp: workers and ranks go round so many hosts, each a network namespace.",
+        show_default=False,
+    ),
+]
+Apart: TypeAlias = Annotated[
+    bool,
+    typer.Option("--apart", help="Servers have hosts of their own; else they go round those of workers."),
+]
+LinkGbps: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        help="With --carrier tcp: Gbit/s of the link of each host, or of each server, each way.",
+        show_default=False,
+    ),
+]
+LinkMs: TypeAlias = Annotated[
+    float | None, typer.Option(help="The same: milliseconds under way, each way.", show_default=False)
+]
 
 
 @app.command()
@@ -41,6 +72,10 @@ def roundtrip(
     consistency: Annotated[str, typer.Option(help="bsp, bsp:backup=B, ssp:S or asp.")] = "bsp",
     optimizer: Annotated[str, typer.Option(help="sgd, adam, adamw, adagrad or rmsprop.")] = "sgd",
     rounds: Annotated[int, typer.Option(min=1, help="Of each party, without two to warm up.")] = 20,
+    hosts: Hosts = None,
+    apart: Apart = False,
+    link_gbps: LinkGbps = None,
+    link_ms: LinkMs = None,
     versus: Annotated[str, typer.Option(help="Peers: gloo,torch-rpc.", show_default="none")] = "",
     limit: Annotated[bool, typer.Option(help="Measure what the machine allows, too.")] = True,
     tls_dir: Annotated[
@@ -62,11 +97,14 @@ def roundtrip(
     """Time rounds: every worker pushes the gradient of every parameter and has pulled every new weight.
 
     Rounds of the project, of each peer and of the machine's limit take turns. --trace writes Chrome's format,
-    which Perfetto opens, from a run of its own. Exit codes: 0, 1 too little memory, 64 a value that makes no
-    sense, 130 Ctrl-C, else that of the process that failed first.
+    which Perfetto opens, from a run of its own. With --hosts all of them run behind the same links.
+
+    Exit codes: 0, 1 too little memory or no such hosts here, 64 a value that makes no sense, 130 Ctrl-C, else
+    that of the process that failed first.
     """
     from ps_lab.bench import shapes as known  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.bench import traced  # noqa: PLC0415
+    from ps_lab.bench.link import parse_link  # noqa: PLC0415
     from ps_lab.bench.peers import PEERS  # noqa: PLC0415
     from ps_lab.bench.report import roundtrip_table  # noqa: PLC0415
     from ps_lab.bench.roundtrip import measure  # noqa: PLC0415
@@ -77,6 +115,9 @@ def roundtrip(
 
     if model is not None and shapes is not None:
         raise UsageError("--model and --shapes exclude each other")
+    link = parse_link(link_gbps, link_ms, carrier)
+    if link is not None and hosts is None:
+        raise UsageError("--link-gbps and --link-ms are links of hosts: add --hosts")
     setup = Setup(
         model=str(shapes) if shapes is not None else model or "resnet50",
         shapes=known.read(shapes) if shapes is not None else known.of_model(model or "resnet50"),
@@ -93,7 +134,7 @@ def roundtrip(
     )
     check_file(json_file, "--json")
     check_file(trace, "--trace")
-    with showing(make_error_console()) as watcher:
+    with on_hosts(setup, hosts, link, apart=apart) as setup, showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
         events = traced.record(setup, watcher, carrier=outcome.carrier) if trace is not None else None
     console = make_console()
@@ -139,22 +180,24 @@ def step(
     bucket_mb: Annotated[
         str, typer.Option(help="MiB, such as 0,1,5,25,all; 0: a push per parameter.")
     ] = "25",
-    link_gbps: Annotated[
-        float | None,
-        typer.Option(help="With --carrier tcp: Gbit/s of each server's link, each way.", show_default=False),
-    ] = None,
-    link_ms: Annotated[
-        float | None, typer.Option(help="The same: milliseconds under way, each way.", show_default=False)
-    ] = None,
+    wire_dtype: Annotated[
+        str, typer.Option(help="Of the project: fp32, bf16 or fp16; the peer sends float32.")
+    ] = "fp32",
+    hosts: Hosts = None,
+    apart: Apart = False,
+    link_gbps: LinkGbps = None,
+    link_ms: LinkMs = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there.", show_default=False)
     ] = None,
 ) -> None:
     """Time training steps: compute alone, the project, and DistributedDataParallel over gloo.
 
-    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. Through a
-    slow link (--link-gbps, --link-ms) the last one is left out. Exit codes: 0, 1 no such link here, 64 a
-    value that makes no sense, 130 Ctrl-C, else that of the process that failed first.
+    They take turns of four steps; further values of --overlap and --bucket-mb are further rows. With --hosts
+    all of them run behind the same links; through a slow link without it, the last one is left out.
+
+    Exit codes: 0, 1 no such link or no such hosts here, 64 a value that makes no sense, 130 Ctrl-C, else that
+    of the process that failed first.
     """
     from ps_lab.bench.link import parse_link  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.bench.report import step_table  # noqa: PLC0415
@@ -175,12 +218,39 @@ def step(
         rounds=rounds,
         variants=parse_variants(overlap, bucket_mb),
         link=parse_link(link_gbps, link_ms, carrier),
+        wire_dtype=wire_dtype,
     )
     check_file(json_file, "--json")
-    with showing(make_error_console()) as watcher:
+    with on_hosts(setup, hosts, setup.link, apart=apart) as setup, showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher)
     make_console().print(step_table(outcome))
     write_json(json_file, outcome.to_json())
+
+
+@contextmanager
+def on_hosts(setup: Made, count: int | None, link: Link | None, *, apart: bool) -> Iterator[Made]:
+    """The setup with so many hosts that are network namespaces, gone after the block; None: as it is.
+
+    This process goes on inside a namespace, from its beginning, where it is in none.
+
+    Raises:
+        UsageError: it makes no sense.
+        BenchFailed: there can be no namespaces here.
+    """
+    from ps_lab.cluster import network  # noqa: PLC0415 - as above
+
+    if count is None:
+        if apart:
+            raise UsageError("--apart is about hosts: add --hosts")
+        yield setup
+        return
+    network.check(count)
+    if setup.asked_carrier != Carrier.TCP:
+        raise UsageError(f"between hosts goes TCP: add --carrier tcp, not {setup.asked_carrier}")
+    network.enter(link)
+    more = setup.num_servers if apart else 0
+    with network.network(count + more, link) as hosts:
+        yield replace(setup, hosts=hosts[:count], server_hosts=hosts[count:] or hosts)
 
 
 def use_tls(folder: Path | None) -> str | None:

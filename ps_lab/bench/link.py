@@ -1,4 +1,4 @@
-"""A slow link between workers and servers on one machine: what was asked for, and the processes that are it.
+"""A slow link between workers and servers on one host: what was asked for, and the processes that are it.
 
 Workers reach each server under another address of loopback, where a process forwards to the server's ports:
 both keep their numbers, so that the data port a server offers is the forwarded one.
@@ -9,34 +9,15 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ps_lab.bench.session import ProcessPlan, run_module
 from ps_lab.cluster.cluster import HOST
+from ps_lab.cluster.network import Link
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
 from ps_wire.frames.carrier import Carrier
 
 LINK_HOST = "127.0.0.2"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A network link before each server, shared by the workers.
-
-    Attributes:
-        gbps: gigabits a second each way, both ways at once; None: as fast as it goes.
-        ms: milliseconds that a byte is under way, each way.
-    """
-
-    gbps: float | None
-    ms: float
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        rate = "" if self.gbps is None else f"{self.gbps:g} Gbit/s"
-        return ", ".join(part for part in (rate, f"{self.ms:g} ms" if self.ms else "") if part)
 
 
 def parse_link(gbps: float | None, ms: float | None, carrier: str) -> Link | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,11 +9,7 @@ from types import MappingProxyType
 from ps_lab.bench.session import ProcessPlan, run_module
 from ps_lab.bench.setup import Setup
 from ps_lab.cluster.cluster import free_ports
-
-LOOPBACK = {
-    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-    "TP_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-}
+from ps_lab.cluster.network import placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +34,12 @@ def _gloo(setup: Setup) -> tuple[ProcessPlan, ...]:
             configuration={
                 "rank": rank,
                 "world_size": setup.num_workers,
+                "host": setup.hosts[0].address,
                 "port": port,
                 "parameters": setup.parameters,
                 "optimizer": setup.optimizer,
             },
-            environment=LOOPBACK,
+            host=placed(setup.hosts, rank),
         )
         for rank in range(setup.num_workers)
     )
@@ -58,12 +54,13 @@ def _torch_rpc(setup: Setup) -> tuple[ProcessPlan, ...]:
             configuration={
                 "rank": rank,
                 "world_size": setup.num_workers + 1,
+                "host": setup.server_hosts[0].address,
                 "port": port,
                 "shapes": setup.shapes,
                 "optimizer": setup.optimizer,
             },
             takes_turns=rank > 0,
-            environment=LOOPBACK,
+            host=placed(setup.server_hosts, 0) if rank == 0 else placed(setup.hosts, rank - 1),
         )
         for rank in range(setup.num_workers + 1)
     )

@@ -209,6 +209,7 @@ def project_session(
         on_line=watcher.line,
         server_options=() if setup.tls_dir is None else ("--tls-dir", setup.tls_dir),
         environment=environment,
+        hosts=setup.server_hosts,
     )
 
 
@@ -223,6 +224,7 @@ def start_project(
         script=SCRIPT,
         carrier=setup.asked_carrier,
         wire_dtype=setup.wire_dtype,
+        hosts=setup.hosts,
     )
     configuration = {"shapes": setup.shapes, "optimizer": setup.optimizer}
     return session.start_workers(job, configuration, name=name, limit_s=setup.limit_s)

@@ -24,6 +24,7 @@ from ps_lab.bench.figures import Round
 from ps_lab.bench.turns import FINISH, TURN, parse_answer
 from ps_lab.cluster.child import Child
 from ps_lab.cluster.cluster import Cluster, Exited, Job, threads_per_process
+from ps_lab.cluster.host import LOCAL, Host
 from ps_lab.cluster.interrupts import Signalled, signals_into
 from ps_lab.errors import BenchFailed, Interrupted, process_failed
 
@@ -40,6 +41,7 @@ class ProcessPlan:
         configuration: the line that it reads first; None for one that reads nothing.
         takes_turns: does its part of each round when told to; others serve those that do.
         environment: added to ours.
+        host: on which it runs.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ProcessPlan:
     configuration: Mapping[str, object] | None = None
     takes_turns: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
+    host: Host = LOCAL
 
 
 def run_module(module: str) -> tuple[str, ...]:
@@ -134,6 +137,7 @@ class Session:
         server_options: Sequence[str] = (),
         data_ports: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
+        hosts: Sequence[Host] = (LOCAL,),
     ) -> None:
         """Starts nothing yet.
 
@@ -143,11 +147,13 @@ class Session:
             server_options: as of `Cluster`.
             data_ports: as of `Cluster`.
             environment: of servers and workers, added to ours.
+            hosts: of the servers, which go round them.
         """
         self.cluster = Cluster(
             num_servers=num_servers,
             on_line=self._line,
-            server_options=server_options,
+            server_options=(*server_options, *(() if all(it is LOCAL for it in hosts) else ("--insecure",))),
+            hosts=hosts,
             data_ports=data_ports,
             environment={**os.environ, **(environment or {})},
         )
@@ -215,8 +221,8 @@ class Session:
         for plan in plans:
             child = Child(
                 name=plan.name,
-                command=plan.command,
-                environment={**environment, **plan.environment},
+                command=(*plan.host.enter, *plan.command),
+                environment={**environment, **plan.host.environment, **plan.environment},
                 on_line=self._line,
                 on_exit=lambda ended: self._events.put(Exited(ended)),
                 with_stdin=True,

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from ps_lab.bench.optimizers import OPTIMIZERS, check_optimizer
 from ps_lab.bench.shapes import Shapes, bytes_of, parameters_of
+from ps_lab.cluster.host import LOCAL, Host
 from ps_wire.errors import UsageError
 from ps_wire.frames import carrier as carriers
 from ps_wire.spec import wire_dtype as wire_dtypes
@@ -28,6 +29,8 @@ class JobSetup:
         consistency: of the project's jobs, as it prints itself.
         optimizer: of all parties that have one, by its name on the command line.
         rounds: that are kept.
+        hosts: of workers and ranks, which go round them.
+        server_hosts: likewise of servers.
     """
 
     model: str
@@ -37,6 +40,8 @@ class JobSetup:
     consistency: str
     optimizer: str
     rounds: int
+    hosts: tuple[Host, ...] = (LOCAL,)
+    server_hosts: tuple[Host, ...] = (LOCAL,)
 
     def __post_init__(self) -> None:
         for name, number in (
@@ -59,6 +64,7 @@ class JobSetup:
             "optimizer": self.optimizer,
             "consistency": self.consistency,
             "rounds": self.rounds,
+            "hosts": len({*self.hosts, *self.server_hosts}),
         }
 
 
@@ -85,6 +91,8 @@ class Setup(JobSetup):
         wire_dtypes.parse(self.wire_dtype)
         if self.tls_dir is not None and self.asked_carrier != carriers.Carrier.TCP:
             raise UsageError(f"--tls-dir is about TCP: add --carrier tcp, not {self.asked_carrier}")
+        if self.with_limit and self.hosts != (LOCAL,):
+            raise UsageError("the machine's limit is that of one host: with --hosts, add --no-limit")
 
     @property
     def parameters(self) -> int:

@@ -1,8 +1,9 @@
 """Seconds per training step: compute alone, the project, and DistributedDataParallel over gloo, in turns.
 
 What counts is the time beyond compute alone: what communication and optimizer add to a step. Ablations are
-further variants of the project in the same run, each a job of its own on the same servers. Through a slow
-link the project runs without DistributedDataParallel, whose connections cannot be led through it.
+further variants of the project in the same run, each a job of its own on the same servers. On hosts that are
+network namespaces all run behind the same links. Through a slow link on one host the project runs without
+DistributedDataParallel, whose connections cannot be led through it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any
 from ps_lab.bench import link as links
 from ps_lab.bench.carriers import carrier_of
 from ps_lab.bench.figures import Round, Summary, summarize
-from ps_lab.bench.link import Link
 from ps_lab.bench.parties import WARM_UP_ROUNDS, Party, interleave
-from ps_lab.bench.peers import LOOPBACK
 from ps_lab.bench.session import ProcessPlan, Session, run_module
 from ps_lab.bench.setup import JobSetup
 from ps_lab.bench.watcher import Watcher
 from ps_lab.cluster.cluster import Job, free_ports
+from ps_lab.cluster.host import LOCAL
+from ps_lab.cluster.network import Link, placed
 from ps_wire.errors import UsageError
+from ps_wire.spec import wire_dtype as wire_dtypes
 
 MODELS = ("mlp", "cnn", "gpt")
 ALONE, DDP = "alone", "ddp"
@@ -61,20 +63,28 @@ class StepSetup(JobSetup):
         split: parameters that each of the MLP's matrices and biases is cut into.
         batch_size: samples a step, of each worker.
         variants: of the project; the first one is the one that is compared.
-        link: between workers and servers; None: loopback as it is.
+        link: between workers and servers, or of each host; None: as it is.
+        wire_dtype: in which the project's gradients and weights travel.
     """
 
     split: int
     batch_size: int
     variants: tuple[Variant, ...]
     link: Link | None = None
+    wire_dtype: str = wire_dtypes.WireDtype.FP32
 
     def __post_init__(self) -> None:
         JobSetup.__post_init__(self)  # super() does not know a class with slots
+        wire_dtypes.parse(self.wire_dtype)
         if self.model not in MODELS:
             raise UsageError(f"--model {self.model!r} is not known; there are {', '.join(MODELS)}")
         if self.split > 1 and self.model != "mlp":
             raise UsageError("--split cuts the parameters of the mlp only")
+
+    @property
+    def throttled(self) -> Link | None:
+        """The link of servers on this host, through which the project alone is led; None: there is none."""
+        return self.link if self.hosts == (LOCAL,) else None
 
 
 def parse_variants(overlap: str, bucket_mb: str) -> tuple[Variant, ...]:
@@ -165,6 +175,7 @@ class StepOutcome:
             "batch_size": setup.batch_size,
             **setup.to_json(self.carrier),
             "steps_per_round": STEPS,
+            "wire_dtype": setup.wire_dtype,
             "link": None if setup.link is None else asdict(setup.link),
             "alone": {"step_s": self.summary(ALONE).to_json()},
             "ddp": ddp,
@@ -185,15 +196,21 @@ def measure(setup: StepSetup, watcher: Watcher) -> StepOutcome:
         ProcessFailed: a process ended before the end.
         Interrupted: a signal came; everything has been ended.
     """
-    data_ports = () if setup.link is None else free_ports(setup.num_servers)
-    if setup.link is not None:
+    link = setup.throttled
+    data_ports = () if link is None else free_ports(setup.num_servers)
+    if link is not None:
         links.check_available()
     watcher.phase("starting servers", 0)
-    with Session(num_servers=setup.num_servers, on_line=watcher.line, data_ports=data_ports) as session:
+    with Session(
+        num_servers=setup.num_servers,
+        on_line=watcher.line,
+        data_ports=data_ports,
+        hosts=setup.server_hosts,
+    ) as session:
         watcher.phase("starting workers", 0)
         addresses = session.cluster.addresses
-        if setup.link is not None:
-            session.start("link", links.plans(setup.link, addresses, data_ports), limit_s=LIMIT_S)
+        if link is not None:
+            session.start("link", links.plans(link, addresses, data_ports), limit_s=LIMIT_S)
             session.wait_ready(limit_s=LIMIT_S)
             addresses = links.through(addresses)
         parties = _start(session, setup, addresses)
@@ -227,10 +244,12 @@ def _start(session: Session, setup: StepSetup, servers: tuple[str, ...]) -> list
             script=SCRIPT,
             carrier=setup.asked_carrier,
             servers=servers,
+            wire_dtype=setup.wire_dtype,
+            hosts=setup.hosts,
         )
         own = configuration | {"mode": "project"} | asdict(variant)
         parties.append(session.start_workers(job, own, name=variant.name, limit_s=LIMIT_S))
-    if setup.link is not None:
+    if setup.throttled is not None:
         return parties
     return [*parties, session.start(DDP, _ranks(DDP, configuration, setup), limit_s=LIMIT_S)]
 
@@ -241,13 +260,14 @@ def _job_name(variant: int) -> str:
 
 def _ranks(mode: str, configuration: Mapping[str, object], setup: StepSetup) -> list[ProcessPlan]:
     (port,) = free_ports(1)
-    own = {**configuration, "mode": mode, "port": port, "world_size": setup.num_workers}
+    meets = {"host": setup.hosts[0].address, "port": port, "world_size": setup.num_workers}
+    own = {**configuration, "mode": mode, **meets}
     return [
         ProcessPlan(
             name=f"{mode} {rank}",
             command=run_module("ps_lab.bench.children.step_worker"),
             configuration={**own, "rank": rank},
-            environment=LOOPBACK,
+            host=placed(setup.hosts, rank),
         )
         for rank in range(setup.num_workers)
     ]

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ps_lab.cluster.child import Child
+from ps_lab.cluster.host import LOCAL, Host
 from ps_lab.cluster.interrupts import Signalled
 from ps_lab.errors import CommandMissing, Interrupted, process_failed
 from ps_lab.status.observer import is_serving
@@ -35,7 +36,7 @@ START_LIMIT_S = (
 )
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
 DRAIN_LIMIT_S = 5.0  # of it, for a worker's step to end
-HOST = "127.0.0.1"
+HOST = LOCAL.address
 SHORTCUTS = (None, AUTO)  # carriers that would find a way past a slow link
 # Below what Linux and macOS hand out to outgoing connections, so that none of those takes a port between
 # our choice and the server's bind.
@@ -70,6 +71,7 @@ class Job:
         environment: of its workers, added to the cluster's.
         group_size: processes that are one worker together.
         pipeline: each of them is one stage of a pipeline.
+        hosts: of its workers, which go round them.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     group_size: int = 1
     pipeline: bool = False
+    hosts: tuple[Host, ...] = (LOCAL,)
 
 
 class Cluster:
@@ -106,6 +109,7 @@ class Cluster:
         data_ports: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
         fresh: bool = False,
+        hosts: Sequence[Host] = (LOCAL,),
         events: queue.SimpleQueue[Event] | None = None,
     ) -> None:
         """Starts nothing yet.
@@ -117,13 +121,17 @@ class Cluster:
             data_ports: one per server, for data over TCP; any free ones where there are none.
             environment: of all processes; ours if None.
             fresh: each process imports torch anew; else it is forked from one that has, where it can be.
+            hosts: of the servers, which go round them.
             events: of whoever puts signals there before it is entered; its own if None.
 
         Raises:
             TokenRefused, TlsRefused: a file that the environment names is not what it should be.
         """
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue() if events is None else events
-        self.addresses: tuple[str, ...] = tuple(f"{HOST}:{port}" for port in free_ports(num_servers))
+        self._hosts = [hosts[shard % len(hosts)] for shard in range(num_servers)]
+        self.addresses: tuple[str, ...] = tuple(
+            f"{host.address}:{port}" for host, port in zip(self._hosts, free_ports(num_servers), strict=True)
+        )
         self._on_line = on_line
         self._server_options = tuple(server_options)
         self.data_ports = tuple(data_ports)
@@ -209,9 +217,11 @@ class Cluster:
     def _start_worker(
         self, job: Job, number: int, name: str, environment: Mapping[str, str], *, with_stdin: bool = False
     ) -> Child:
+        host = job.hosts[number % len(job.hosts)]
         servers = job.reached_by.get(number, job.servers or self.addresses)
         carrier = Carrier.TCP if number in job.reached_by and job.carrier in SHORTCUTS else job.carrier
         command = [
+            *host.enter,
             command_path("ps-worker"),
             *("--servers", ",".join(servers)),
             *("--job", job.name),
@@ -225,6 +235,7 @@ class Cluster:
             str(job.script),
             *job.arguments,
         ]
+        environment = {**environment, **(host.environment if host is not LOCAL else {})}
         worker = self._spawn(name, command, environment, with_stdin=with_stdin)
         self._workers.append(worker)
         return worker
@@ -275,11 +286,12 @@ class Cluster:
 
     def _start_servers(self) -> None:
         count = len(self.addresses)
-        for shard, address in enumerate(self.addresses):
+        for shard, (host, address) in enumerate(zip(self._hosts, self.addresses, strict=True)):
             command = [
+                *host.enter,
                 command_path("ps-server"),
                 *("--shard", f"{shard}/{count}"),
-                *("--host", HOST),
+                *("--host", host.address),
                 *("--port", address.rpartition(":")[2]),
                 *(("--coordinator", self.addresses[0]) if shard else ()),
                 *(("--data-port", str(self.data_ports[shard])) if self.data_ports else ()),

@@ -115,9 +115,9 @@ def _losses(comparison: Comparison) -> Iterator[Picture]:
             name=f"loss-{_file(profile.name)}",
             title=f"Training loss, {profile.name}",
             caption=f"{_setting(comparison)}, each model at its best learning rate. Lines are means over "
-            "runs, bands go from the smallest to the largest run of those that still go on. A run that "
-            "diverged is a thin line that ends in a cross. By updates: one update of a synchronous model is "
-            "made of all workers' gradients.",
+            "runs, from where all have begun, bands go from the smallest to the largest; who has ended "
+            "counts with its last loss. One that diverged is a thin line that ends in a cross. By updates: "
+            "one update of a synchronous model is made of all workers' gradients.",
             figure=figure,
         )
 
@@ -128,20 +128,20 @@ def _band(panel: Any, comparison: Comparison, entry: Entry, along: Callable[[Cur
     if good:
         end = max(float(along(curve)[-1]) for curve in good)
         edges = np.linspace(0, end, BINS + 1)
-        rows = np.array([_binned(along(curve), curve.values, edges) for curve in good])
-        known = np.isfinite(rows).any(axis=0)
+        rows = np.array([_held(_binned(along(curve), curve.values, edges)) for curve in good])
+        known = np.isfinite(rows).all(axis=0)
         middle = (edges[:-1] + edges[1:])[known] / 2
         rows = rows[:, known]
         panel.plot(
             middle,
-            np.nanmean(rows, axis=0),
+            rows.mean(axis=0),
             label=entry.model,
             color=look.colour,
             linewidth=1.6,
             linestyle=look.line,
         )
         if len(good) > 1:
-            low, high = np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)
+            low, high = rows.min(axis=0), rows.max(axis=0)
             panel.fill_between(middle, low, high, color=look.colour, alpha=0.15, linewidth=0)
     for place, one in enumerate(run for run in entry.best.figures if run.diverged and run.loss.values.size):
         curve = one.loss
@@ -162,6 +162,13 @@ def _binned(x: Numbers, values: Numbers, edges: Numbers) -> Numbers:
     sums = np.bincount(place, weights=values, minlength=len(edges) - 1)
     means: Numbers = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
     return means
+
+
+def _held(row: Numbers) -> Numbers:
+    """Each value until the next one; what is before the first stays NaN."""
+    newest = np.maximum.accumulate(np.where(np.isfinite(row), np.arange(row.size), -1))
+    held: Numbers = np.where(newest >= 0, row[newest], np.nan)
+    return held
 
 
 def _qualities(comparison: Comparison) -> Iterator[Picture]:
@@ -477,7 +484,9 @@ def _lane(panel: Any, one: RunFigures) -> None:
 def _amidst(one: RunFigures) -> float:
     """A moment at which all workers step, if there is one: some end long before others."""
     recorded = _last_incarnations(one)
-    from_s = max(float(recording.started_unix_s[0]) for recording in recorded)
+    from_s = max(
+        float(recording.started_unix_s[:2][-1]) for recording in recorded
+    )  # not the first: it is long
     to_s = min(float(recording.ended_unix_s[-1]) for recording in recorded)
     if to_s <= from_s:
         return 0.4 * (one.wall_s or 0.0)

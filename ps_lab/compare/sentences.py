@@ -99,7 +99,7 @@ def in_short(comparison: Comparison, found: Sequence[Finding]) -> tuple[str, ...
             if ranked:
                 here = [one for one in found if one.where == where and one.question == question]
                 mine = [one for one in here if one.reference == experiment.reference]
-                said.append(f"{where}: {ranked}. {_how_sure(mine, len(experiment.seeds))}.")
+                said.append(f"{where}: {ranked}. {_how_sure(mine)}.")
             else:
                 said.append(f"{where}: there is no run whose speed or result could be ranked.")
     return tuple(said)
@@ -126,11 +126,12 @@ def _ranked(arms: Sequence[Arm], target: Target | None) -> str:
     return text
 
 
-def _how_sure(found: Sequence[Finding], seeds: int) -> str:
+def _how_sure(found: Sequence[Finding]) -> str:
     """From the findings of the question that the ranking is about."""
     mine = [one for one in found if one.effect is not None]
     if not mine:
         return "Nothing can be compared"
+    seeds = max(one.effect.pairs for one in mine if one.effect is not None)  # that there are by now
     reference = mine[0].reference
     tested = [one for one in mine if one.p is not None]
     if tested:

@@ -14,7 +14,7 @@ What is fitted from runs of a comparison (`fit_on_shared_cores`), where processe
     server    their processor time, by push and by optimizer step: least squares over the runs; of runs that
               have both in one proportion, all of it by push
     cores     workers and servers share those of the machine, of which other programs may take a part: as many
-              as a simulation of the same runs needs to be as fast as these were
+              as a simulation of the same runs needs to be as fast as these were from their second steps on
 """
 
 from __future__ import annotations
@@ -133,14 +133,14 @@ def _cores(runs: Sequence[Measured], costs: Costs, most: float) -> float:
 
 
 def _again(run: Measured, costs: Costs) -> SimulatedRun:
-    """The same run, simulated."""
+    """The same run without its first steps, simulated."""
     header = run.recordings[0].header
     return Simulation(
         Setup(
             consistency=consistency.parse(header.consistency),
             num_workers=header.num_workers,
             num_shards=run.num_shards,
-            num_steps=max(len(one.steps) for one in run.recordings),
+            num_steps=max(1, *(len(one.steps) - 1 for one in run.recordings)),
             costs=costs,
             stragglers=run.stragglers,
             seed=run.stragglers.seed,
@@ -149,8 +149,10 @@ def _again(run: Measured, costs: Costs) -> SimulatedRun:
 
 
 def _duration_s(recordings: Sequence[Recording]) -> float:
-    return max(float(one.ended_unix_s[-1]) for one in recordings if one.steps) - min(
-        float(one.started_unix_s[0]) for one in recordings if one.steps
+    """From the second steps on: what the first takes, to import and to compile, is in no costs."""
+    begun = [one for one in recordings if len(one.steps) > 1]
+    return max(float(one.ended_unix_s[-1]) for one in begun) - min(
+        float(one.started_unix_s[1]) for one in begun
     )
 
 

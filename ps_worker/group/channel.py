@@ -1,8 +1,9 @@
 """Messages and tensors between the ranks of a group: through the leader, or from each to each.
 
-Calls that wait for another rank run one after the other on the thread `ps-group`; the script's thread waits
-for that thread, or for the `Abort`, whichever comes first: nothing ends a call of gloo that waits for a
-dead peer. Before each exchange ranks say what they are about to do, and who hears it compares.
+Messages go over `RankLines`, where the script's thread itself waits, until the `Abort` wakes it. Tensors go
+over gloo, and nothing ends a call of gloo that waits for a dead peer: such calls run one after the other on
+the thread `ps-group`, and the script's thread waits for that thread, or for the `Abort`, whichever is first.
+Before each exchange ranks say what they are about to do, and who hears it compares.
 
 A message is JSON with, perhaps, bytes behind it; nothing is pickled. The script's thread alone calls it. It
 must not know what is said.
@@ -15,6 +16,8 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import struct
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,11 +27,11 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from ps_wire.errors import GroupBroken, PsError, facts_to_json, from_wire
-from ps_wire.frames.buffer import bytes_of
 from ps_wire.process import trace, watched
 from ps_wire.process.ranks import Ranks
 from ps_wire.text import one_line
 from ps_worker.group.abort import Abort
+from ps_worker.group.lines import Gone, RankLines
 from ps_worker.process.waiting import waits
 
 logger = logging.getLogger("ps_worker")
@@ -36,8 +39,8 @@ logger = logging.getLogger("ps_worker")
 MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in it
 MAX_BLOB_BYTES = 8 << 30
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
-TAG = 7  # messages of two ranks are in order, so that one tag does
-LATE_TAG = 8  # of what is heard later than what has been said since
+TAG = 7  # tensors of two ranks are in order, so that one tag does
+SIZES = struct.Struct("<?qq")  # of a message: whether it is heard later than what is said since, header, blob
 
 Result = TypeVar("Result")
 Fields = Mapping[str, Any]
@@ -72,21 +75,9 @@ class Saying:
 
     Attributes:
         mine: it.
-        tag: under which the others say theirs.
-        sending: to each of them.
     """
 
     mine: Said
-    tag: int
-    sending: Sequence[tuple[int, Any]]
-
-
-class _Gone(RuntimeError):
-    """A call to a rank has failed: the rank has gone."""
-
-    def __init__(self, rank: int, error: RuntimeError) -> None:
-        super().__init__(f"rank {rank}: {error}")
-        self.rank = rank
 
 
 class _Outcome:
@@ -103,6 +94,7 @@ class Channel:
         self,
         ranks: Ranks,
         wires: Wires,
+        lines: RankLines,
         abort: Abort,
         *,
         hosts: tuple[str, ...],
@@ -113,7 +105,8 @@ class Channel:
 
         Args:
             ranks: which one this is.
-            wires: to the others.
+            wires: to the others, for tensors.
+            lines: to the others, for messages; its own from now on.
             abort: that ends all waits.
             hosts: by rank, for people.
             on_broken: told why the group is broken, as this rank sees it; gives what another rank has said.
@@ -122,17 +115,22 @@ class Channel:
         self._look = look
         self.ranks = ranks
         self._wires = wires
+        self._lines = lines
         self._abort = abort
         self._hosts = hosts
         self._on_broken = on_broken
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
         self._others = range(1, ranks.size)
-        self._heard: Saying | None = None  # of what was said and heard late, the last
+        self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(
+            deque
+        )  # by rank, and whether late
+        abort.when_set(lambda _: lines.wake())
         watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
 
     def close(self) -> None:
         """No call comes any more."""
         self._calls.put(None)
+        self._lines.close()
 
     # -- exchanges -------------------------------------------------------------------------------------
 
@@ -157,11 +155,11 @@ class Channel:
 
     def announce(self, what: str, fields: Fields | None = None, blob: bytes = b"") -> None:
         """A rank above 0 says what it is about to do; see `gather`."""
-        self._run(partial(self._send, 0, {**(fields or {}), "what": what}, blob))
+        self._converse({0: Said({**(fields or {}), "what": what}, blob)}, ())
 
     def hear_from(self, rank: int, what: str) -> Said:
         """Waits for what one rank announces to the leader; see `gather` for errors."""
-        said: Said = self._run(partial(self._receive, rank))
+        (said,) = self._converse({}, [rank])
         self._compare(what, rank, said)
         return said
 
@@ -178,23 +176,48 @@ class Channel:
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        return self._run(partial(self._share, what, fields))
+        mine = Said({**(fields or {}), "what": what})
+        return self._hear_all(mine, dict.fromkeys(self._all_others, mine), late=False)
 
     def say(self, what: str, fields: Fields | None = None) -> Saying:
-        """Every rank says something to every other, and waits for nobody: all of them `hear` it later.
+        """Every rank says something to every other, and waits for nobody: all of them hear it later.
 
         What is said so is heard in the order in which it was said, whatever else ranks exchange meanwhile.
+        What the sockets do not hold leaves when this rank waits next.
         """
         self._abort.check()
+        mine = Said({**(fields or {}), "what": what})
         try:
-            return self._say(what, fields, LATE_TAG)
-        except _Gone as error:
+            for rank in self._all_others:
+                for part in _written(mine, late=True):
+                    self._lines.queue(rank, part)
+        except Gone as error:
             raise self._has_gone(error.rank) from None
+        return Saying(mine)
 
     def hear_all(self, saying: Saying) -> list[Said]:
-        """Waits until all ranks have said theirs, and have heard what was said before it; see `share`."""
-        before, self._heard = self._heard, saying
-        return self._run(lambda: self._hear(saying, () if before is None else before.sending))
+        """Waits until all ranks have said theirs; see `share`."""
+        return self._hear_all(saying.mine, {}, late=True)
+
+    @property
+    def _all_others(self) -> list[int]:
+        return [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
+
+    def _hear_all(self, mine: Said, told: Mapping[int, Said], *, late: bool) -> list[Said]:
+        """Each rank is heard by itself: who does something else is found."""
+        first = mine
+
+        def check(rank: int, said: Said) -> None:
+            nonlocal first
+            if rank == 0:
+                first = said
+                self._compare(str(first.fields.get("what")), self.ranks.rank, mine)
+            else:
+                self._compare(str(first.fields.get("what")), rank, said)
+
+        said = self._converse(told, self._all_others, check, late=late)
+        said.insert(self.ranks.rank, mine)
+        return said
 
     def _compare(self, first: str, rank: int, said: Said) -> None:
         """Ends the group where a rank is not at what rank 0 is at, `first`."""
@@ -207,8 +230,7 @@ class Channel:
 
     def tell(self, what: str, fields: Fields, blob: bytes = b"") -> None:
         """The leader says something to all others; see `gather`."""
-        for rank in self._others:
-            self._run(partial(self._send, rank, {**fields, "what": what}, blob))
+        self._converse(dict.fromkeys(self._others, Said({**fields, "what": what}, blob)), ())
 
     def hear(self, what: str) -> Said:
         """Waits for what the leader says; see `gather`.
@@ -217,7 +239,7 @@ class Channel:
             GroupBroken: it does something else, or has gone.
             PsError: what it says is that this call has failed for all.
         """
-        said: Said = self._run(partial(self._receive, 0))
+        (said,) = self._converse({}, [0])
         self._compare(str(said.fields.get("what")), self.ranks.rank, Said({"what": what}))
         failed = said.fields.get("error")
         if isinstance(failed, list) and len(failed) == 3:
@@ -309,6 +331,83 @@ class Channel:
     # -- inside ----------------------------------------------------------------------------------------
 
     @waits("the other ranks of its group")
+    def _converse(
+        self,
+        told: Mapping[int, Said],
+        sources: Sequence[int],
+        check: Callable[[int, Said], None] = lambda _rank, _said: None,
+        *,
+        late: bool = False,
+    ) -> list[Said]:
+        """All of it leaves at once, and each rank is heard by itself: who does something else is found.
+
+        Args:
+            told: what is said, by rank; the same to several is written once.
+            sources: the ranks that are heard, one message of each, in this order.
+            check: sees each message as it comes.
+            late: what was said with `say` is heard.
+        """
+        self._abort.check()
+        try:
+            with trace.span("wait for ranks"):
+                written = {id(said): _written(said) for said in told.values()}
+                for rank, said in told.items():
+                    for part in written[id(said)]:
+                        self._lines.queue(rank, part)
+                heard = []
+                for rank in sources:
+                    heard.append(self._hear(rank, late=late))
+                    check(rank, heard[-1])
+                while self._lines.sending:
+                    self._pause(None)
+        except PsError:
+            raise
+        except Gone as error:
+            logger.debug("rank %d: %s", self.ranks.rank, error)
+            raise self._has_gone(error.rank) from None
+        except BaseException:  # Ctrl-C, or SIGTERM for the second time: half a message may have gone
+            self._interrupted()
+            raise
+        return heard
+
+    def _hear(self, source: int, *, late: bool) -> Said:
+        """The next message of a rank that is late, or that is not; others are kept for who hears them."""
+        kept = self._kept[source, late]
+        while not kept:
+            said, is_late = self._receive(source)
+            self._kept[source, is_late].append(said)
+        return kept.popleft()
+
+    def _receive(self, source: int) -> tuple[Said, bool]:
+        late, header_bytes, blob_bytes = SIZES.unpack(self._exactly(source, SIZES.size))
+        if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
+            raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
+        header, blob = (bytes(self._exactly(source, count)) for count in (header_bytes, blob_bytes))
+        try:
+            fields = json.loads(header)
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise self.broken(f"rank {source} on {self._hosts[source]} says what is no message")
+        return Said(fields, blob), late
+
+    def _exactly(self, source: int, count: int) -> bytearray:
+        data = bytearray(count)
+        rest = memoryview(data)
+        while rest:
+            if taken := self._lines.take(source, rest):
+                rest = rest[taken:]
+            else:
+                self._pause(source)
+        return data
+
+    def _pause(self, source: int | None) -> None:
+        """Waits until something of a rank is there, or has left; raises where the group has ended."""
+        self._look()
+        self._lines.wait(source, LOOK_S)
+        self._abort.check()
+
+    @waits("the other ranks of its group")
     def _run(self, call: Callable[[], Result]) -> Result:
         """Makes a call to other ranks on the thread, and waits for it or for the end of the group."""
         outcome, changed = _Outcome(), self._abort.changed
@@ -321,8 +420,8 @@ class Channel:
                     self._look()
                     with changed:
                         over = changed.wait_for(lambda: outcome.done or self._abort.error is not None, LOOK_S)
-        except BaseException:  # Ctrl-C, or SIGTERM for the second time: the call goes on without its script
-            self.broken(f"rank {self.ranks.rank} was interrupted while it waited for the others")
+        except BaseException:  # as in `_converse`: the call goes on without its script
+            self._interrupted()
             raise
         if not outcome.done:
             self._abort.check()
@@ -337,63 +436,21 @@ class Channel:
                 outcome.result = call()
             except PsError as error:
                 outcome.error = error
-            except _Gone as error:
+            except Gone as error:
                 logger.debug("rank %d: %s", self.ranks.rank, error)
                 outcome.error = self._has_gone(error.rank)
             with self._abort.changed:
                 outcome.done = True
                 self._abort.changed.notify_all()
 
+    def _interrupted(self) -> None:
+        self.broken(f"rank {self.ranks.rank} was interrupted while it waited for the others")
+
     def _has_gone(self, rank: int) -> GroupBroken:
         return self.broken(f"rank {rank} on {self._hosts[rank]} has gone")
 
     def _failed(self, bug: Exception) -> None:
         self.broken(f"rank {self.ranks.rank}: {type(bug).__name__}: {bug}")
-
-    def _send(self, to: int, fields: Fields, blob: bytes) -> None:
-        self._wait(self._begin(self._wires.send, [(to, part) for part in _written(Said(dict(fields), blob))]))
-
-    @property
-    def _all_others(self) -> list[int]:
-        return [rank for rank in range(self.ranks.size) if rank != self.ranks.rank]
-
-    def _say(self, what: str, fields: Fields | None, tag: int) -> Saying:
-        """All of it leaves at once."""
-        mine = Said({**(fields or {}), "what": what})
-        parts = [(rank, part) for rank in self._all_others for part in _written(mine)]
-        return Saying(mine, tag, self._begin(self._wires.send, parts, tag))
-
-    def _share(self, what: str, fields: Fields | None) -> list[Said]:
-        saying = self._say(what, fields, TAG)
-        return self._hear(saying, saying.sending)
-
-    def _hear(self, saying: Saying, sending: Sequence[tuple[int, Any]]) -> list[Said]:
-        """Each rank is heard by itself: who does something else is found; `sending` is over then."""
-        said = [saying.mine] * self.ranks.size
-        for rank in self._all_others:
-            said[rank] = self._receive(rank, saying.tag)
-            self._compare(str(said[0].fields.get("what")), rank, said[rank])
-            if rank == 0:
-                self._compare(str(said[0].fields.get("what")), self.ranks.rank, saying.mine)
-        self._wait(sending)
-        return said
-
-    def _receive(self, source: int, tag: int = TAG) -> Said:
-        sizes = torch.zeros(2, dtype=torch.int64, device="cpu")
-        self._wait(self._begin(self._wires.recv, [(source, sizes)], tag))
-        header_bytes, blob_bytes = sizes.tolist()
-        if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
-            raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
-        parts = [torch.empty(it, dtype=torch.uint8, device="cpu") for it in (header_bytes, blob_bytes)]
-        self._wait(self._begin(self._wires.recv, [(source, part) for part in parts if part.numel()], tag))
-        header, blob = (bytes(bytes_of(part)) if part.numel() else b"" for part in parts)
-        try:
-            fields = json.loads(header)
-        except (ValueError, RecursionError):
-            fields = None
-        if not isinstance(fields, dict):
-            raise self.broken(f"rank {source} on {self._hosts[source]} says what is no message")
-        return Said(fields, blob)
 
     def _move(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -405,14 +462,12 @@ class Channel:
 
     @staticmethod
     def _begin(
-        call: Callable[[list[torch.Tensor], int, int], Any],
-        parts: Sequence[tuple[int, torch.Tensor]],
-        tag: int = TAG,
+        call: Callable[[list[torch.Tensor], int, int], Any], parts: Sequence[tuple[int, torch.Tensor]]
     ) -> list[tuple[int, Any]]:
         begun = []
         for rank, tensor in parts:
             with _gone(rank):
-                begun.append((rank, call([tensor], rank, tag)))
+                begun.append((rank, call([tensor], rank, TAG)))
         return begun
 
     @staticmethod
@@ -428,15 +483,13 @@ def _gone(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise _Gone(rank, error) from None
+        raise Gone(rank, str(error)) from None
 
 
-def _written(said: Said) -> list[torch.Tensor]:
-    """A message as it travels: two sizes, the header, and the blob, if there is one."""
+def _written(said: Said, *, late: bool = False) -> list[bytes]:
+    """A message as it travels: two sizes and the header, and the blob."""
     header = json.dumps(said.fields).encode()
-    sizes = torch.tensor([len(header), len(said.blob)], dtype=torch.int64, device="cpu")
-    parts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (header, said.blob) if part]
-    return [sizes, *parts]
+    return [SIZES.pack(late, len(header), len(said.blob)) + header, said.blob]
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

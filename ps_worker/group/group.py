@@ -25,6 +25,7 @@ from ps_worker.group.channel import Channel, Wires
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
+from ps_worker.group.lines import connect as connect_lines
 from ps_worker.group.rendezvous import INTERFACE, Met
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
 from ps_worker.group.watch import Watch
@@ -88,10 +89,11 @@ class Group:
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
             self._wires = _gloo("ranks", met, ranks)
+            lines = connect_lines(ranks, met.store, met.address)
             self.torch_group = torch_group or self._make_torch_group(met.store, met.interface)
             self.stages = self._make_stages() if pipeline else None
             self._stage_wires = _gloo("stages", met, ranks) if pipeline else None
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
             ) from None
@@ -100,6 +102,7 @@ class Group:
         self.channel = Channel(
             ranks,
             self._wires,
+            lines,
             self._abort,
             hosts=met.hosts,
             on_broken=self._tell,

@@ -45,11 +45,13 @@ class Met:
         hosts: by rank, for people.
         store: that they share.
         interface: of this host, over which the others reach this rank.
+        address: of that interface.
     """
 
     hosts: tuple[str, ...]
     store: TCPStore
     interface: str = LOOPBACK_INTERFACE
+    address: str = LOOPBACK
 
 
 class Rendezvous:
@@ -127,6 +129,7 @@ class Rendezvous:
                 hosts=tuple(reply.hosts),
                 store=store,
                 interface=_interface_towards(f"{host}:{port}") if apart else LOOPBACK_INTERFACE,
+                address=_address_towards(f"{host}:{port}") if apart else LOOPBACK,
             )
         finally:
             for it in listening:

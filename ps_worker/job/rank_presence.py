@@ -131,7 +131,7 @@ class RankPresence:
     @property
     def resumed(self) -> bool:
         """See `JobPresence`."""
-        return self.joined.resumed
+        return self.joined.resumed or self.joined.rolled_back
 
     def shard(self, index: int) -> ShardCalls:
         """Refuses: the leader asks for what is the worker's, once.

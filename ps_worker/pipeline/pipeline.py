@@ -87,7 +87,7 @@ class Pipeline:
         self.num_stages = len(cuts)
         self.cuts = tuple(blocks.names[cut] for cut in cuts)
         self.stages = found.stages_of(self._rank, ranks, self.num_stages)
-        rank_of = ranks_of(found, ranks, self.num_stages)
+        self._rank_of = rank_of = ranks_of(found, ranks, self.num_stages)
         self._last = rank_of[-1]
         bounds = [*cuts, len(blocks.names)]
         spans = list(pairwise(bounds))
@@ -100,7 +100,7 @@ class Pipeline:
         self._check_holders()
         kept = {name for name, of in self._holders.items() if self._rank in of}
         parts = [blocks.stage(*span) for span in spans]
-        shapes = shapes_of(parts, self._example)
+        self._shapes = shapes = shapes_of(parts, self._example)
         self._device = inputs[0].device
         own_parameters.let_go(model, kept)
         own_parameters.materialize(model, kept, self._device, seed)
@@ -176,7 +176,7 @@ class Pipeline:
         """
         with self._together():
             inputs, target = self._checked(batch)
-            return self._share(self._run(self._schedule.eval, inputs, target, loss_fn))
+            return self._share(self._forward(inputs, target, loss_fn))
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -195,7 +195,7 @@ class Pipeline:
         before = [it.grad for it in parameters]
         for parameter in parameters:
             parameter.grad = None
-        losses = self._run(self._schedule.step, inputs, target, loss_fn)
+        losses = self._run(inputs, target, loss_fn)
         with torch.no_grad():
             for parameter, old in zip(parameters, before, strict=True):
                 if parameter.grad is not None:
@@ -204,9 +204,7 @@ class Pipeline:
                     parameter.grad = old if parameter.grad is None else old.add_(parameter.grad)
         return self._share(losses)
 
-    def _run(
-        self, schedule: Callable[..., Any], inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn
-    ) -> list[float]:
+    def _run(self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn) -> list[float]:
         """One run of the schedule; gives the losses of micro-batches on the last stage, none elsewhere."""
         for module in self.modules:
             module.begin()
@@ -214,12 +212,34 @@ class Pipeline:
         self._loss_fn = loss_fn
         last = {"target": target, "losses": losses} if self._rank == self._last else {}
         try:
-            schedule(*(inputs if 0 in self.stages else ()), return_outputs=False, **last)
+            self._schedule.step(*(inputs if 0 in self.stages else ()), return_outputs=False, **last)
         finally:
             self._loss_fn = None
             for stage in self._made:
                 stage.clear_runtime_states()
         return [float(it.detach()) for it in losses]
+
+    def _forward(self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn) -> list[float]:
+        """All micro-batches forward, stage by stage: not every schedule of torch's can leave out backward."""
+        losses: list[float] = []
+        targets = target.chunk(self.microbatches)
+        held: list[Any] = list(zip(*(it.chunk(self.microbatches) for it in inputs), strict=True))
+        for stage, module in zip(self.stages, self.modules, strict=True):
+            source = self._rank_of[stage - 1] if stage else self._rank
+            for number in range(self.microbatches):
+                if source != self._rank:
+                    held[number] = [torch.empty_like(it, device=self._device) for it in self._shapes[stage]]
+                    for it in held[number]:
+                        self._receive(it, source)
+                made = module(*held[number])
+                if stage == self.num_stages - 1:
+                    losses.append(float(loss_fn(made, targets[number])))
+                    continue
+                held[number] = made if isinstance(made, (tuple, list)) else (made,)
+                if self._rank_of[stage + 1] != self._rank:
+                    for it in held[number]:
+                        self._send(it, self._rank_of[stage + 1])
+        return losses
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None

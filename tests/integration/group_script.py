@@ -29,7 +29,10 @@ def main() -> None:
         ones = [torch.nn.Parameter(torch.ones(17)) for _ in range(2)]  # each is used on one rank alone
         for rank, parameter in enumerate(ones):
             model.register_parameter(f"of_rank_{rank}", parameter)
-        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
+        views = "views" in words and me[0] == 0
+        optimizer = worker.wrap(
+            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, gradient_as_bucket_view=views
+        )
         print("started", *me, flush=True)
         rows = [{"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}]
         generator = torch.Generator().manual_seed(100 * me[0] + me[1])
@@ -38,7 +41,7 @@ def main() -> None:
                 print("step", step, flush=True)
             if me == (0, 1) and step == 3 and "leaves early" in words:
                 break
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not views)
             loss = model(torch.randn(8, 30, generator=generator)).square().mean()
             loss = loss + (ones[me[1]] * step).sum()
             if not (me == (1, 0) and step == 2):  # that rank has nothing in this step

@@ -94,6 +94,7 @@ def main() -> None:
         dies = worker.rank == worker.group_rank == 1
         if dies and "dies in its schedule" in words:
             die_in_third_schedule(model)
+        steps += worker.step if "more" in words else 0
         losses = []
         while worker.step < steps:
             optimizer.zero_grad()

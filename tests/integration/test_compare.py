@@ -238,7 +238,9 @@ def test_records_an_evaluation_and_a_worker_that_is_killed_and_comes_again(compa
     assert [(one.header.worker, len(one.steps)) for one in recordings if one.header.worker == 0] == [(0, 10)]
     linked = [one for one in recordings if one.header.worker == 1]
     assert len(linked) == 2
-    assert all(step.ended_s - step.started_s >= 0.020 for one in linked for step in one.steps)
+    waits = [step.ended_s - step.started_s for one in linked for step in one.steps[:-1]]
+    assert waits
+    assert min(waits) >= 0.020  # there and back
     assert all(verdict.holds is not Holds.NO for verdict in verdicts(read_run(done)))
 
 

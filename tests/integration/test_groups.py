@@ -51,13 +51,16 @@ def mean_of(contributions: list[list[torch.Tensor | None]]) -> list[torch.Tensor
     return made
 
 
-@pytest.mark.parametrize(("reduce", "size"), [("gloo", "small"), ("shm", "large")])
+@pytest.mark.parametrize(("reduce", "words"), [("gloo", ()), ("shm", ("large", "views"))])
 def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
-    spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, size: str
+    spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, words: tuple[str, ...]
 ) -> None:
-    """Over shared memory all ranks of both groups map the weights of a model of this size, too."""
+    """Over shared memory all ranks of both groups map the weights of a model of this size, too.
+
+    With "views" the gradients of worker 0 lie where they are summed, and are set to zero there.
+    """
     options = ("--group-reduce", reduce)
-    ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), size, options=options)
+    ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), *words, options=options)
     assert end_all(ranks) == [0] * 4
     assert f"gradients are reduced over {reduce}" in ranks[0][0].text
 
@@ -73,6 +76,49 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
         for at in RANKS:
             for mine, theirs in zip(weights, rows[at][step]["weights"], strict=True):
                 assert torch.equal(mine.detach(), theirs), (step, at)
+
+
+UNEQUAL = """
+import sys, torch, ps_worker as ps
+with ps.connect() as worker:
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, weight=sys.argv[1])
+    mine = torch.arange(4.0) + 1 + 10 * (2 * worker.rank + worker.group_rank)
+    model(mine[None]).sum().backward()
+    optimizer.step()
+    worker.finish()
+    print("came to", *model.weight[0].tolist(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("weight", "share"), [("ranks", 2 / 3), ("equal", 1 / 2)])
+def test_groups_of_different_size_weigh_as_their_ranks_where_that_is_wanted(
+    spawn: Start, cluster: Servers, tmp_path: Path, weight: str, share: float
+) -> None:
+    """Then the mean is that over all ranks, as it is over all samples where each rank has equally many."""
+    script, job = tmp_path / "unequal.py", fresh_job()
+    script.write_text(UNEQUAL)
+    places = [("0", "2", "0"), ("0", "2", "1"), ("1", "1", "0")]
+
+    ranks = [
+        spawn(
+            *("ps-worker", "--servers", cluster.option, "--job", job, "--num-workers", "2"),
+            *(str(script), weight),
+            PS_WORKER=worker,
+            PS_GROUP_SIZE=size,
+            PS_GROUP_RANK=rank,
+            PS_LOCAL_RANK=rank,
+        )
+        for worker, size, rank in places
+    ]
+
+    assert [rank.wait_end() for rank in ranks] == [0] * 3, "".join(rank.text for rank in ranks)
+    first, second, alone = (torch.arange(4.0) + 1 + 10 * it for it in range(3))
+    wanted = -(share * (first + second) / 2 + (1 - share) * alone)
+    for rank in ranks:
+        said = next(line for line in rank.lines if line.startswith("came to"))
+        torch.testing.assert_close(torch.tensor([float(it) for it in said.split()[2:]]), wanted)
 
 
 @pytest.mark.parametrize("consistency", ["ssp:1", "asp"])
@@ -267,7 +313,6 @@ with ps.connect() as worker:
             return iter(())
     calls = {
         "overlap": lambda: worker.wrap(made(), model, overlap=True),
-        "views": lambda: worker.wrap(made(), model, gradient_as_bucket_view=True),
         "clip": lambda: worker.wrap(made(), model, clip_grad_norm=1.0),
         "table": lambda: worker.table({"a": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0)),
         "all_reduce": lambda: worker.all_reduce(1.0),
@@ -309,7 +354,7 @@ def test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on(
     ranks = start_groups(spawn, cluster, str(script), groups=1, consistency="asp")[0]
 
     assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
-    names = ["overlap", "views", "clip", "table", "all_reduce", "broadcast", "barrier", "stream"]
+    names = ["overlap", "clip", "table", "all_reduce", "broadcast", "barrier", "stream"]
     said = [[line for line in rank.lines if line.startswith("refused")] for rank in ranks]
     assert said[0] == [f"refused {name}" for name in names]
     assert said[1] == [f"refused {name}" for name in [*names, "state", "stats"]]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.faults.links import UNSHARE, refusal
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 from . import stages_apart
 from .pipeline_script import batch_of
@@ -78,6 +78,29 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
 
 
+def test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits(
+    spawn: Start, tmp_path: Path
+) -> None:
+    folder, job = str(tmp_path), fresh_job()
+    options = "--snapshot-dir", f"{folder}/snapshots", "--snapshot-every", "5steps"
+    servers = Servers(spawn, 1, *options)
+    (stages,) = start_stages(spawn, servers, SCRIPT, folder, "1000000", "print", workers=1, job=job)
+    until(lambda: any(tmp_path.rglob("manifest.json")), "a snapshot")
+    for process in (*servers.processes, *stages):
+        process.kill()
+    servers = Servers(spawn, 1, *options)
+    (stages,) = start_stages(spawn, servers, SCRIPT, folder, "3", "more", workers=1, stages=3, job=job)
+    assert [stage.wait_end() for stage in stages] == [0, 0, 0]
+
+    said = servers.processes[0].wait_line(r"goes on from its snapshot \S+, step (\d+)")
+    model, _ = one_process(1, int(said[1]) + 3)
+    rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(3)]
+    state = {name: it for row in rows for name, it in row["state"].items()}
+    assert [len(row["losses"]) for row in rows] == [3, 3, 3]
+    assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
+    servers.close()
+
+
 def test_stages_on_two_hosts_find_each_other_and_send_over_the_link(tmp_path: Path) -> None:
     """No address but that of the server is named; weights are those of one process."""
     if (why := refusal()) is not None:
@@ -101,18 +124,26 @@ def test_stages_on_two_hosts_find_each_other_and_send_over_the_link(tmp_path: Pa
 
 TIED = """
 import sys, torch, ps_worker as ps
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return x
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = torch.nn.Embedding(20, 16)
         self.blocks = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(4)])
+        self.counting = Counting()
         self.head = torch.nn.Linear(16, 20, bias=False)
         self.head.weight = self.embedding.weight
     def forward(self, x):
         x = self.embedding(x)
         for block in self.blocks:
             x = x + block(x).tanh()
-        return self.head(x)
+        return self.head(self.counting(x))
 def loss_of(out, target):
     return torch.nn.functional.cross_entropy(out.flatten(0, 1), target.flatten())
 torch.manual_seed(3)
@@ -120,7 +151,7 @@ model, alone = Model(), Model()
 alone.load_state_dict(model.state_dict())
 x, target = torch.randint(20, (8, 6)), torch.randint(20, (8, 6))
 with ps.connect() as worker:
-    options = {"schedule": "interleaved1f1b", "stages": 4, "checkpoint": "except_last"}
+    options = {"schedule": sys.argv[1], "stages": int(sys.argv[2]), "checkpoint": sys.argv[3]}
     pipe = worker.pipeline(model, microbatches=4, example=x, **options)
     pairs = [(pipe, worker.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), pipe)),
              (None, torch.optim.AdamW(alone.parameters(), lr=0.01))]
@@ -132,10 +163,16 @@ with ps.connect() as worker:
             else:
                 part.step(x, target, loss_fn=loss_of)
             optimizer.step()
+    print("calls", model.counting.calls.item(), flush=True)  # on rank 0 those of the stage that has it
+    figure = pipe.evaluate(x, target, loss_fn=loss_of)
+    with torch.no_grad():
+        torch.testing.assert_close(figure, loss_of(alone(x), target), rtol=1e-4, atol=1e-5)
     worker.finish()
     whole = alone.state_dict()
     assert {"embedding.weight", "head.weight"} & pipe.state_dict().keys()
     for name, it in pipe.state_dict().items():
+        if name == "counting.calls":
+            continue
         torch.testing.assert_close(it, whole[name], rtol=1e-4, atol=1e-5)
     print("close", len(pipe.stages), flush=True)
 """
@@ -144,9 +181,16 @@ with ps.connect() as worker:
 def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
-    """The embedding is on one process, the head on the other; activations are computed again."""
+    """The embedding is on one process, the head on the other; activations are computed again.
+
+    Evaluation goes through all stages, and rank 0 has the buffers of the other one.
+    """
     script = tmp_path / "tied.py"
     script.write_text(TIED)
-    (group,) = start_stages(spawn, cluster, str(script), workers=1)
+    (group,) = start_stages(spawn, cluster, str(script), "interleaved1f1b", "4", "except_last", workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     assert all("close 2" in stage.text for stage in group)
+    assert "calls 0" not in group[0].text
+    assert [re.findall("calls .*", stage.text) for stage in group[:1]] == [
+        re.findall("calls .*", group[1].text)
+    ]

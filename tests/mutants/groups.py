@@ -4,7 +4,8 @@ from .mutant import Mutant
 
 UNIT = "tests/unit/ps_worker/group"
 REDUCE, CHANNEL, WATCH = f"{UNIT}/test_gradient_reduce.py", f"{UNIT}/test_channel.py", f"{UNIT}/test_watch.py"
-RANKS = f"{UNIT}/test_ranks.py"
+RANKS, LINES = f"{UNIT}/test_ranks.py", f"{UNIT}/test_lines.py"
+NETWORK = "tests/unit/ps_lab/cluster/test_network.py"
 MEETINGS = "tests/unit/ps_server/coordinator/test_meetings.py"
 SHARES = "tests/unit/ps_worker/data/test_index_share.py"
 GROUPS, FAULTS = "tests/integration/test_groups.py", "tests/faults/test_groups.py"
@@ -170,6 +171,63 @@ MUTANTS = (
         text="            if 0 < rest < self.least:  # a rank would have none of the last batch\n",
         fault="            if False:\n",
         tests=(f"{SHARES}::test_every_rank_of_a_group_gets_a_part_of_every_batch",),
+    ),
+    Mutant(
+        name="groups: who does not know the group's secret gets a line",
+        file="ps_worker/group/lines.py",
+        text="    return int.from_bytes(said[TOKEN_BYTES:]) if hmac.compare_digest(said[:TOKEN_BYTES], secret) else None\n",
+        fault="    return int.from_bytes(said[TOKEN_BYTES:])\n",
+        tests=(f"{LINES}::test_who_does_not_know_the_secret_of_the_store_gets_no_line",),
+    ),
+    Mutant(
+        name="groups: what is queued leaves only where nothing is heard",
+        file="ps_worker/group/lines.py",
+        text="            events = select.POLLIN * (other == rank) | select.POLLOUT * bool(self._unsent[other])\n",
+        fault="            events = select.POLLIN if other == rank else select.POLLOUT * bool(self._unsent[other])\n",
+        tests=(f"{LINES}::test_ranks_that_send_each_other_more_than_sockets_hold_both_get_it",),
+    ),
+    Mutant(
+        name="groups: who waits for a message is not woken",
+        file="ps_worker/group/lines.py",
+        text="        poll.register(self._woken, select.POLLIN)\n",
+        fault="        pass\n",
+        tests=(f"{LINES}::test_who_waits_is_woken",),
+    ),
+    Mutant(
+        name="groups: a group weighs one, however many ranks it has",
+        file="ps_worker/worker.py",
+        text='        even = float(self.group_size) if weight == "ranks" and pipe is None else 1.0\n',
+        fault="        even = 1.0\n",
+        tests=(f"{GROUPS}::test_groups_of_different_size_weigh_as_their_ranks_where_that_is_wanted",),
+    ),
+    Mutant(
+        name="groups: hosts of a bench have no slow links",
+        file="ps_lab/cluster/network.py",
+        text='        _run(*inside, "tc", *shape(link, INTERFACE))\n',
+        fault="        pass\n",
+        tests=(f"{NETWORK}::test_a_link_between_two_hosts_is_as_slow_as_it_should_be",),
+        survives="the other end of the link is as slow",
+    ),
+    Mutant(
+        name="groups: the reason why there are no namespaces is kept",
+        file="ps_lab/cluster/network.py",
+        text='            f"{why[-1]}{delay}"\n',
+        fault='            ""\n',
+        tests=(f"{NETWORK}::test_where_namespaces_are_not_permitted_the_reason_is_named",),
+    ),
+    Mutant(
+        name="groups: hosts of a bench talk as a single one",
+        file="ps_lab/bench/cli.py",
+        text="    if setup.asked_carrier != Carrier.TCP:\n",
+        fault="    if False:\n",
+        tests=(f"{NETWORK}::test_options_of_hosts_that_do_not_go_together_are_refused",),
+    ),
+    Mutant(
+        name="groups: what comes first is heard first, late or not",
+        file="ps_worker/group/channel.py",
+        text="            self._kept[source, is_late].append(said)\n",
+        fault="            self._kept[source, late].append(said)\n",
+        tests=(f"{CHANNEL}::test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged",),
     ),
     Mutant(
         name="groups: models of ranks are not compared",

@@ -3,6 +3,8 @@
 from .mutant import Mutant
 
 TRAFFIC = "tests/unit/ps_worker/group/test_stage_traffic.py"
+PIPELINES = "tests/integration/test_pipeline.py"
+TIED = f"{PIPELINES}::test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process"
 
 MUTANTS = (
     Mutant(
@@ -54,6 +56,29 @@ MUTANTS = (
         fault="host, _, port = (near)",
         tests=(
             "tests/integration/test_pipeline.py::test_stages_on_two_hosts_find_each_other_and_send_over_the_link",
+        ),
+    ),
+    Mutant(
+        name="an evaluation compares all micro-batches with the first one's target",
+        file="ps_worker/pipeline/pipeline.py",
+        text="float(loss_fn(made, targets[number]))",
+        fault="float(loss_fn(made, targets[0]))",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="rank 0 does not get the buffers of other stages",
+        file="ps_worker/pipeline/pipeline.py",
+        text="buffer.copy_(received.view(buffer.shape))",
+        fault="received.view(buffer.shape)",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="stages above the first do not hear that their job went back to a snapshot",
+        file="ps_worker/job/rank_presence.py",
+        text="return self.joined.resumed or self.joined.rolled_back",
+        fault="return self.joined.resumed",
+        tests=(
+            f"{PIPELINES}::test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits",
         ),
     ),
     Mutant(

@@ -10,6 +10,25 @@ EXPERIMENT_TESTS = "tests/unit/ps_lab/experiments"
 
 MUTANTS = (
     Mutant(
+        name="report: where a run ends the mean of the losses is that of the others",
+        file="ps_lab/compare/figures.py",
+        text="        rows = np.array([_held(_binned(along(curve), curve.values, edges)) for curve in good])\n        known = np.isfinite(rows).all(axis=0)\n",
+        fault="        rows = np.array([_binned(along(curve), curve.values, edges) for curve in good])\n        known = np.isfinite(rows).any(axis=0)\n        rows = np.nan_to_num(rows, nan=np.nanmean(rows[:, known]))\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/compare/test_figures.py"
+                "::test_a_mean_of_runs_does_not_change_when_one_of_them_ends"
+            ),
+        ),
+    ),
+    Mutant(
+        name="report: how sure it is goes by the seeds that were planned",
+        file="ps_lab/compare/sentences.py",
+        text="    seeds = max(one.effect.pairs for one in mine if one.effect is not None)  # that there are by now\n",
+        fault="    seeds = 5\n",
+        tests=("tests/unit/ps_lab/compare/test_sentences.py::test_what_a_budget_left_out_is_said",),
+    ),
+    Mutant(
         name="report: lanes show a part of the run in which most workers have ended",
         file="ps_lab/compare/figures.py",
         text="    from_s = _amidst(one)\n",

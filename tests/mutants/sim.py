@@ -17,6 +17,18 @@ OF_CLOSED_FORMS = "tests/unit/ps_lab/simulate/test_closed_forms.py"
 
 MUTANTS = (
     Mutant(
+        name="sim: the time of first steps is put down to the cores",
+        file="ps_lab/simulate/fit.py",
+        text="        float(one.started_unix_s[1]) for one in begun\n",
+        fault="        float(one.started_unix_s[0]) for one in begun\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/simulate/test_shared_cores.py"
+                "::test_a_first_step_that_imports_and_compiles_takes_no_cores_away"
+            ),
+        ),
+    ),
+    Mutant(
         name="stragglers: all workers draw the same steps",
         file=STRAGGLERS,
         text="    return _mix(_mix(_mix(seed) + stream) + worker)\n",

@@ -24,7 +24,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{configuration['port']}",
+        init_method=f"tcp://{configuration['host']}:{configuration['port']}",
         rank=configuration["rank"],
         world_size=configuration["world_size"],
         timeout=START_LIMIT,

@@ -39,7 +39,7 @@ def ddp(configuration: Mapping[str, Any], model: nn.Module) -> None:
     """Averages gradients with the other ranks while backward runs, and steps its own optimizer."""
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{configuration['port']}",
+        init_method=f"tcp://{configuration['host']}:{configuration['port']}",
         rank=configuration["rank"],
         world_size=configuration["world_size"],
         timeout=START_LIMIT,
@@ -62,7 +62,7 @@ def project(configuration: Mapping[str, Any], model: nn.Module) -> None:
             optimizers.make(configuration["optimizer"], model.parameters(), fused=False),
             model,
             overlap="auto" if configuration["overlap"] else False,
-            gradient_as_bucket_view=worker.group_size == 1,  # as the other; groups have it not
+            gradient_as_bucket_view=True,  # as the other
             buckets=buckets_of(configuration["bucket_mb"], weight_bytes),
         )
 

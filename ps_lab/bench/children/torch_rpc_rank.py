@@ -77,7 +77,7 @@ def main() -> None:
     options: Any = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=8,
         rpc_timeout=START_LIMIT_S,
-        init_method=f"tcp://127.0.0.1:{configuration['port']}",
+        init_method=f"tcp://{configuration['host']}:{configuration['port']}",
         _transports=["uv"],
         _channels=["basic"],
     )

@@ -13,7 +13,8 @@ import pytest
 
 from ps_lab.bench import link as links
 from ps_lab.bench.children.throttled_link import BURST_S, CHUNK_BYTES, LEAST_CHUNKS, Bandwidth, ThrottledLink
-from ps_lab.bench.link import Link, parse_link
+from ps_lab.bench.link import parse_link
+from ps_lab.cluster.network import Link
 from ps_wire.errors import UsageError
 from tests.until import LIMIT_S
 

@@ -46,7 +46,7 @@ def test_the_json_has_these_keys_and_no_others() -> None:
     figures = json.loads(json.dumps(OUTCOME.to_json()))
     assert list(figures) == [
         *("model", "parameters", "tensors", "bytes", "num_servers", "num_workers", "carrier", "optimizer"),
-        *("consistency", "rounds", "wire_dtype", "round_s", "cpu_s_per_gb", "server_peak_rss_bytes"),
+        *("consistency", "rounds", "hosts", "wire_dtype", "round_s", "cpu_s_per_gb", "server_peak_rss_bytes"),
         *("server_borrowed_bytes", "server_state_bytes", "peers", "limit"),
         "one_pass",
     ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .made import EXPERIMENT, made_folder
+from .made import EXPERIMENT, World, made_folder
 
 pytest.importorskip("matplotlib", reason="the extra compare is not installed")
 
@@ -43,3 +43,18 @@ def test_lanes_show_a_part_of_the_run_in_which_all_workers_step(tmp_path: Path):
         bars = [path.get_extents() for drawn in panel.collections for path in drawn.get_paths()]
         places = {round((bar.y0 + bar.y1) / 2) for bar in bars if bar.x0 < to_s and bar.x1 > from_s}
         assert places == {0, 1, 2, 3}
+
+
+def test_a_mean_of_runs_does_not_change_when_one_of_them_ends(tmp_path: Path):
+    """One seed runs ten times as long as the other: what is left of it is no mean of both."""
+
+    def change(run, world: World) -> None:
+        world.compute_s = 0.2 if run.seed == 1 else 0.02
+
+    text = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0, 1]")
+    comparison = Comparison.read(made_folder(tmp_path / "out", text, change))
+    (figure,) = [one.figure for one in pictures(comparison) if one.name == "loss-quiet"]
+    (mean,) = [line for line in figure.axes[0].lines if line.get_label() == "bsp"]
+    values = mean.get_ydata()
+    assert values[-1] < 0.7 * values[0]
+    assert (values[1:] < 1.3 * values[:-1]).all()

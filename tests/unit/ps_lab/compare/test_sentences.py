@@ -150,7 +150,9 @@ def test_what_a_budget_left_out_is_said(tmp_path: Path):
         "24 of 30 runs have no result (the comparison has not been run to its end; its budget is "
         "60 s); the first "
     )
-    assert all(one.effect is None or one.effect.pairs == 1 for one in findings(comparison))
+    found = findings(comparison)
+    assert all(one.effect is None or one.effect.pairs == 1 for one in found)
+    assert all("How sure: one seed is too few" in line for line in in_short(comparison, found))
 
 
 def test_limits_of_the_machine_and_of_what_was_measured(tmp_path: Path):

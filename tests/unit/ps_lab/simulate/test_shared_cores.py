@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ps_lab.compare.results import Recording
 from ps_lab.simulate.costs import Costs
 from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_lab.simulate.fit import fit, fit_on_shared_cores, validate
@@ -106,6 +107,23 @@ def test_what_servers_take_by_push_and_by_step_is_told_apart_by_two_models():
 
 def test_a_run_that_got_a_part_of_the_cores_is_found_to_have_got_it():
     fitted = fit_on_shared_cores([measured("asp")], 6.0)
+    assert fitted.cores == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_first_step_that_imports_and_compiles_takes_no_cores_away():
+    """It is no part of the costs of a step, and so none of the time that these are to explain."""
+    run = measured("asp")
+    late_s = 3.0
+
+    def late(one: Recording) -> Recording:
+        first = replace(one.steps[0], ended_s=one.steps[0].ended_s + late_s)
+        rest = (
+            replace(step, started_s=step.started_s + late_s, ended_s=step.ended_s + late_s)
+            for step in one.steps[1:]
+        )
+        return replace(one, steps=(first, *rest))
+
+    fitted = fit_on_shared_cores([replace(run, recordings=tuple(map(late, run.recordings)))], 6.0)
     assert fitted.cores == pytest.approx(2.0, rel=0.05)
 
 

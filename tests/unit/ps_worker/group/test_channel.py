@@ -7,7 +7,7 @@ import torch
 
 from ps_wire.errors import GroupBroken, JobMismatch
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import MAX_HEADER_BYTES, Said
+from ps_worker.group.channel import MAX_HEADER_BYTES, SIZES, Said
 from tests.unit.ps_worker.group.wires import town
 
 
@@ -65,13 +65,12 @@ def test_the_end_of_the_group_frees_who_waits_though_nothing_comes() -> None:
             )
         )
 
-        assert isinstance(found[1], GroupBroken)
-        group.lines[0, 1].put(None)  # the thread that waits in the call ends, too
+    assert isinstance(found[1], GroupBroken)
 
 
 def test_a_message_of_impossible_length_ends_the_group() -> None:
     with town(2) as group:
-        group.lines[1, 0].put(torch.tensor([MAX_HEADER_BYTES + 1, 0]))
+        group.sockets[1, 0].sendall(SIZES.pack(False, MAX_HEADER_BYTES + 1, 0))
 
         found = group.run(lambda rank: None if rank else group.channels[0].hear_from(1, "step 1"))
 
@@ -82,8 +81,7 @@ def test_a_message_of_impossible_length_ends_the_group() -> None:
 @pytest.mark.parametrize("text", [b"no JSON", b"[1, 2]"])
 def test_what_is_no_message_ends_the_group(text: bytes) -> None:
     with town(2) as group:
-        for part in (torch.tensor([len(text), 0]), torch.frombuffer(bytearray(text), dtype=torch.uint8)):
-            group.lines[1, 0].put(part)
+        group.sockets[1, 0].sendall(SIZES.pack(False, len(text), 0) + text)
 
         found = group.run(lambda rank: None if rank else group.channels[0].hear_from(1, "step 1"))
 
@@ -114,6 +112,20 @@ def test_who_says_something_else_to_all_is_named_on_all(odd: int) -> None:
     assert all(
         f"rank 0 is at {names[0]}, and rank {rest} on host{rest} at {names[1]}" in str(it) for it in found
     )
+
+
+def test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged() -> None:
+    def script(rank: int) -> list[list[int]]:
+        channel = group.channels[rank]
+        first, second = (channel.say(f"later {it}", {"n": 10 * rank + it}) for it in range(2))
+        at_once = channel.share("now", {"n": 100 + rank})
+        heard = [channel.hear_all(first), at_once, channel.hear_all(second)]
+        return [[one.fields["n"] for one in every] for every in heard]
+
+    with town(3) as group:
+        found = group.run(script)
+
+    assert found == [[[0, 10, 20], [100, 101, 102], [1, 11, 21]]] * 3
 
 
 def test_tensors_cross_each_other_and_arrive_in_the_order_in_which_they_are_sent() -> None:

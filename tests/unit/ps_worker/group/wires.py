@@ -1,21 +1,21 @@
-"""Ranks of a group as threads of one process, with queues between them."""
+"""Ranks of a group as threads of one process: messages go over sockets, tensors through queues."""
 
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from ps_wire.process.ranks import Ranks
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import LATE_TAG, Channel
+from ps_worker.group.channel import Channel
+from ps_worker.group.lines import RankLines
 from tests.until import LIMIT_S
-
-Lines: TypeAlias = dict[tuple[int, ...], queue.SimpleQueue[Any]]  # from whom, to whom; what is late apart
 
 
 class Gone(RuntimeError):
@@ -30,27 +30,22 @@ class _Work:
 class Wires:
     """The wires of one rank; `cut` is what a dead peer looks like."""
 
-    def __init__(self, rank: int, lines: Lines) -> None:
+    def __init__(self, rank: int, lines: dict[tuple[int, int], queue.SimpleQueue[Any]]) -> None:
         self._rank = rank
         self._lines = lines
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Work:
-        self._line(self._rank, to, tag).put(tensors[0].clone())
+        self._lines[self._rank, to].put(tensors[0].clone())
         return _Work(lambda: None)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> _Work:
         def wait() -> None:
-            found = self._line(source, self._rank, tag).get(timeout=LIMIT_S)
+            found = self._lines[source, self._rank].get(timeout=LIMIT_S)
             if found is None:
                 raise Gone("Connection closed by peer")
             tensors[0].copy_(found)
 
         return _Work(wait)
-
-    def _line(self, source: int, to: int, tag: int) -> queue.SimpleQueue[Any]:
-        return self._lines.setdefault(
-            (source, to, tag) if tag == LATE_TAG else (source, to), queue.SimpleQueue()
-        )
 
 
 class Town:
@@ -59,10 +54,15 @@ class Town:
     Attributes:
         channels: by rank.
         said: reasons why the group is broken, in the order in which ranks have said them.
+        sockets: for messages, by whose end it is and who has the other.
     """
 
     def __init__(self, size: int) -> None:
-        lines: Lines = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
+        lines = {(a, b): queue.SimpleQueue[Any]() for a in range(size) for b in range(size)}
+        self.sockets: dict[tuple[int, int], socket.socket] = {}
+        for a in range(size):
+            for b in range(a):
+                self.sockets[a, b], self.sockets[b, a] = socket.socketpair()
         self.said: list[str] = []
         self.aborts = [Abort() for _ in range(size)]
         self.lines = lines
@@ -70,6 +70,7 @@ class Town:
             Channel(
                 Ranks(rank=rank, size=size),
                 Wires(rank, lines),
+                RankLines({other: it for (mine, other), it in self.sockets.items() if mine == rank}),
                 self.aborts[rank],
                 hosts=tuple(f"host{it}" for it in range(size)),
                 on_broken=self._broken,
@@ -85,9 +86,12 @@ class Town:
 
     def cut(self, rank: int) -> None:
         """The rank has gone: who waits for it hears so."""
-        for (source, *_), line in list(self.lines.items()):
+        for (source, _), line in self.lines.items():
             if source == rank:
                 line.put(None)
+        for (mine, _), it in self.sockets.items():
+            if mine == rank:
+                it.shutdown(socket.SHUT_RDWR)
 
     def run(self, script: Callable[[int], Any]) -> list[Any]:
         """What the script gives on each rank, or the error that it raises there."""
