@@ -287,8 +287,16 @@ class JobLink:
                     mark.batches = mark.samples = 0
 
     def use(self, request: pb.UseRequest) -> None:
-        """How far this worker has come in it; see `share`."""
-        self.presence.calls.use(request)
+        """How far this worker has come in it; see `share` for errors.
+
+        Where it was evicted nothing of the step leaves: a shard that has not heard of it yet would count the
+        step, of which nobody knows what it was made of.
+        """
+        try:
+            self.presence.calls.use(request)
+        except Evicted as error:
+            self.presence.exchanges.fail(error)
+            raise
 
     def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> pb.EpochReply:
         """Whether the script's loop is to begin an epoch; `last` is set where it is not.

@@ -322,14 +322,14 @@ MUTANTS = (
     Mutant(
         name="shares: what one left goes to nobody in its own epoch",
         file=SHARES,
-        text="due = number == epoch or (number < epoch and not self._pieces(loader, number))",
+        text="due = number == epoch or (trains and number < epoch and not self._pieces(loader, number))",
         fault="due = number < epoch and not self._pieces(loader, number)",
         tests=(SHARING,),
     ),
     Mutant(
         name="shares: what is left over goes to a later epoch while others are in its own",
         file=SHARES,
-        text="due = number == epoch or (number < epoch and not self._pieces(loader, number))",
+        text="due = number == epoch or (trains and number < epoch and not self._pieces(loader, number))",
         fault="due = number <= epoch",
         tests=(SHARING,),
     ),

@@ -3,6 +3,8 @@
 from .mutant import Mutant
 
 AGAIN = "tests/unit/ps_worker/data/test_steps_again.py"
+BOOK = "ps_server/coordinator/epochs/epoch_book.py"
+EPOCHS = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 FORK = "tests/unit/ps_lab/cluster/test_fork_server.py"
 LOADER = "ps_worker/data/loader.py"
 LIVE = "tests/unit/ps_server/coordinator/test_live_extras.py"
@@ -109,5 +111,26 @@ MUTANTS = (
         text="    os._exit(0)  # the command waits",
         fault="    # the command waits",
         tests=(f"{FORK}::test_who_has_closed_it_does_not_wait_until_torch_is_taken_apart",),
+    ),
+    Mutant(
+        name="again: who is evicted pushes a step of which nobody knows the samples",
+        file="ps_worker/job/job_link.py",
+        text="            self.presence.exchanges.fail(error)\n            raise\n",
+        fault="            raise\n",
+        tests=(f"{RESUME}::test_of_who_is_evicted_no_step_counts_whose_samples_nobody_knows",),
+    ),
+    Mutant(
+        name="again: before the first step what one leaves over to validate on goes to another",
+        file=BOOK,
+        text="if not trains and (own not in places or not inside):",
+        fault="if False:",
+        tests=(f"{EPOCHS}::test_who_comes_again_before_the_first_step_of_all_has_its_own_share_again",),
+    ),
+    Mutant(
+        name="again: who was evicted before the first step of all has nothing of that epoch any more",
+        file=BOOK,
+        text=" and (loader in self._training or not self._training)\n",
+        fault=" and loader in self._training\n",
+        tests=(f"{EPOCHS}::test_who_is_alone_and_comes_again_before_its_first_step_has_its_share_again",),
     ),
 )

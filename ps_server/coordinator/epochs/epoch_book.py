@@ -93,7 +93,7 @@ class EpochBook:
         if not begins and worker not in dealt.begun and not self._training:
             begins = True  # it comes again to a job of which all were gone before its first step
         if not begins or dealt.owners.get(worker) != incarnation:
-            return self._left_over(loader, epoch, worker, incarnation, sharing, mark)
+            return self._left_over(loader, epoch, worker, incarnation, sharing, mark, inside=not begins)
         again = worker in dealt.begun
         place, start = dealt.place(worker), 0 if again else dealt.starts.get(worker, 0)
         if first > start:
@@ -128,17 +128,23 @@ class EpochBook:
         incarnation: int,
         sharing: Mapping[int, int],
         mark: PieceMark,
+        *,
+        inside: bool,
     ) -> EpochPiece | None:
+        """`inside`: the worker's iteration has begun before."""
         absent = [other for other, owner in sharing.items() if owner == ANY]  # they may never come
-        for other, number in self._live if loader in self._training else ():
+        trains = self.trains(loader)
+        for other, number in self._live if trains or not self._training else ():
             dealt = self._epochs[other, number]
-            due = number == epoch or (number < epoch and not self._pieces(loader, number))
+            due = number == epoch or (trains and number < epoch and not self._pieces(loader, number))
             if other != loader or not due:
                 continue
             dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)
             if dealt.left:
                 own = dealt.place(worker) if worker in dealt.owners else None
                 places = [place for place, _ in dealt.left]  # its own share first: all may come again
+                if not trains and (own not in places or not inside):
+                    continue  # before the first step a loader may be to validate on
                 place, first = dealt.left.pop(places.index(own) if own in places else 0)
                 piece = PieceUsage(epoch=number, place=place, first=first, left_over=True)
                 self._adopt(loader, worker, incarnation, mark, piece)
@@ -373,7 +379,7 @@ class EpochBook:
         loader, number = key
         epoch = self._epochs[key]
         begun = all(worker in epoch.begun for worker in epoch.owners)
-        left = epoch.left and loader in self._training
+        left = epoch.left and (loader in self._training or not self._training)
         return begun and not left and not self._pieces(loader, number)
 
     def _settle(self, key: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,10 @@ from torch.utils.data import TensorDataset
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_wire.access.access import OPEN
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.job.rejoiner import Rejoiner
 from ps_worker.membership.coordinator_calls import CoordinatorCalls
 from ps_worker.membership.noting import Noting
 from ps_worker.process import stopping
@@ -244,6 +248,37 @@ def test_who_is_alone_and_evicted_at_any_point_ends_as_one_undisturbed(
     assert evicted
     same(run, undisturbed)
     assert run.batches == run.steps
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
+def test_of_who_is_evicted_no_step_counts_whose_samples_nobody_knows(one_shard, undisturbed, monkeypatch):
+    """The coordinator has decided, and shards have not heard of it: they would still take a push."""
+    job, run, evicted, goes_on = fresh_name(), Run(), [], threading.Event()
+    order, rejoin = Fleet.order, Rejoiner.rejoin
+
+    async def late(fleet: Fleet, it: pb.Order, **named: Any) -> Any:
+        if it.WhichOneof("kind") in ("fence", "evict"):
+            await asyncio.to_thread(goes_on.wait, LIMIT_S)
+        return await order(fleet, it, **named)
+
+    def hears(rejoiner: Rejoiner) -> None:
+        if rejoiner._presence.exchanges.failure is not None:
+            goes_on.set()
+        rejoin(rejoiner)
+
+    def happens(step: int) -> None:
+        if not evicted:
+            evicted.append(True)
+            one_shard.begin_eviction(job, 0)
+        if step == 2:
+            goes_on.set()
+
+    monkeypatch.setattr(Fleet, "order", late)
+    monkeypatch.setattr(Rejoiner, "rejoin", hears)
+    with connect(one_shard, job) as worker:
+        script(worker, run, happens)
+        assert link_of(worker).incarnation == 2
+    same(run, undisturbed)
     assert set(used(one_shard, job).values()) == {SAMPLES}
 
 

@@ -198,6 +198,28 @@ def test_of_a_loader_that_no_step_was_made_of_nothing_is_left_over():
     assert shares.over() == []
 
 
+def test_who_is_alone_and_comes_again_before_its_first_step_has_its_share_again():
+    """It has joined before its eviction was carried out, so the job was never suspended."""
+    shares = EpochBook()
+    shares.ask(0, 0, 0, 1, {0: 1})
+    shares.gone(0, 1, 0)
+    assert shares.over() == []
+    assert shares.ask(0, 0, 0, 2, {0: 2}, begins=False) == piece(0, 0, count=1)
+
+
+def test_who_comes_again_before_the_first_step_of_all_has_its_own_share_again():
+    """Nobody knows yet which loaders are there to train on: it goes on in the iteration that it is in."""
+    shares = EpochBook()
+    for worker in TWO:
+        shares.ask(0, 0, worker, 1, TWO)
+    shares.gone(1, 1, 0)
+    assert shares.over() == []
+    again = {0: 1, 1: 2}
+    assert shares.ask(0, 0, 0, 1, again, begins=False) is None
+    assert shares.ask(0, 0, 1, 2, again, begins=False) == piece(0, 1)
+    assert shares.ask(0, 0, 1, 2, again, begins=False) is None
+
+
 def test_what_was_handed_out_but_not_committed_is_left_over_though_its_share_was_at_its_end():
     """The last push was under way when its worker died, in the next epoch already."""
     shares = begun()
