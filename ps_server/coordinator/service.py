@@ -163,7 +163,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             raise FrameMalformed("a state without chunks")
         key = first.key
         self._check_member(key)
-        with self._states.arriving(key.job, key.name[:64], key.worker) as receive:
+        size = first.size if first.HasField("size") else None
+        with self._states.arriving(key.job, key.name[:64], key.worker, size) as receive:
             receive(first.data)
             async for chunk in chunks:
                 receive(chunk.data)

@@ -29,8 +29,16 @@ class StateStore:
         self._arriving: Counter[str] = Counter()  # bytes of states that are not whole yet, by job
 
     @contextmanager
-    def arriving(self, job: str, name: str, worker: int) -> Iterator[Callable[[bytes], None]]:
+    def arriving(
+        self, job: str, name: str, worker: int, size: int | None = None
+    ) -> Iterator[Callable[[bytes], None]]:
         """A state that a worker puts in parts: gives what takes one. It is kept if the block ends in order.
+
+        Args:
+            job: whose.
+            name: of the state.
+            worker: who puts it.
+            size: bytes of all parts, where it has been said: if fewer come, what was there stays.
 
         Limits are the job's, over all that it keeps and all that is under way. What a snapshot had of workers
         does not count: it was within them when it was captured. Positions that are noted have a limit of
@@ -38,7 +46,7 @@ class StateStore:
 
         Raises:
             MemoryLimitExceeded: the job has too many names, or too many bytes.
-            FrameMalformed: only the coordinator, or another worker, may put this name.
+            FrameMalformed: only the coordinator, or another worker, may put this name; or not all has come.
         """
         kind, _, number = name.partition("/")
         if kind == SAVED or (kind in (CAPTURED, NOTED) and number != str(worker)):
@@ -57,6 +65,8 @@ class StateStore:
         try:
             self._check_names(job, name)
             yield receive
+            if size is not None and len(parts) != size:
+                raise FrameMalformed(f"of state {name!r} came {len(parts)} bytes, of {size}")
             self._check_names(job, name)  # others may have been put meanwhile
             self.put(job, name, bytes(parts))
         finally:

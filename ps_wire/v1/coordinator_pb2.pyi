@@ -885,7 +885,7 @@ class CatchUp(_message.Message):
     def __init__(self, job: _Optional[str] = ..., table: _Optional[int] = ..., opening: _Optional[int] = ..., late: _Optional[_Union[LateWorker, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StateChunk(_message.Message):
-    __slots__ = ("key", "data", "clocks")
+    __slots__ = ("key", "data", "clocks", "size")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -896,10 +896,12 @@ class StateChunk(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     key: StateKey
     data: bytes
     clocks: _containers.ScalarMap[int, int]
-    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., data: _Optional[bytes] = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    size: int
+    def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., data: _Optional[bytes] = ..., clocks: _Optional[_Mapping[int, int]] = ..., size: _Optional[int] = ...) -> None: ...
 
 class StateKey(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "name")

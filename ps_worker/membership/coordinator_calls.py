@@ -69,7 +69,7 @@ class CoordinatorCalls:
         key = self._key(name)
 
         def chunks() -> Iterator[pb.StateChunk]:
-            yield pb.StateChunk(key=key)
+            yield pb.StateChunk(key=key, size=len(blob))
             for part in state_parts(blob):
                 yield pb.StateChunk(data=part)
 

@@ -113,4 +113,18 @@ MUTANTS = (
         fault="self._counts, Counter()",
         tests=(f"{ROUNDS}::test_what_belongs_to_a_round_is_still_known_when_the_worker_has_joined_again",),
     ),
+    Mutant(
+        name="again: half a state is kept, whose writer was killed on the way",
+        file="ps_server/coordinator/state_store.py",
+        text="            if size is not None and len(parts) != size:\n",
+        fault="            if False:\n",
+        tests=("tests/unit/ps_server/coordinator/test_state_store.py",),
+    ),
+    Mutant(
+        name="again: who puts a state does not say how large it is",
+        file="ps_worker/membership/coordinator_calls.py",
+        text="            yield pb.StateChunk(key=key, size=len(blob))\n",
+        fault="            yield pb.StateChunk(key=key)\n",
+        tests=(f"{RESUME}::test_a_note_whose_writer_was_killed_on_the_way_leaves_the_one_before",),
+    ),
 )

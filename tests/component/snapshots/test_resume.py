@@ -20,6 +20,7 @@ from ps_server.coordinator.fleet.fleet import Fleet
 from ps_wire.access.access import OPEN
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.job.rejoiner import Rejoiner
+from ps_worker.membership import coordinator_calls
 from ps_worker.membership.coordinator_calls import CoordinatorCalls
 from ps_worker.membership.noting import Noting
 from ps_worker.process import stopping
@@ -586,3 +587,15 @@ def test_a_loop_whose_batches_are_its_own_hears_of_a_rollback(durable, own):
         worker.finish()
         assert link_of(worker).incarnation > 1 << 32
     assert len(heard) == own
+
+
+def test_a_note_whose_writer_was_killed_on_the_way_leaves_the_one_before(one_shard, monkeypatch):
+    """To a server such a stream ends as any other: half a note, or an empty one, is none."""
+    with connect(one_shard, fresh_name(), 0) as worker:
+        calls = link_of(worker).presence.membership.calls
+        calls.put_state("note/0", b"whole")
+        for came in (b"", b"an"):
+            monkeypatch.setattr(coordinator_calls, "state_parts", lambda _, came=came: iter([came]))
+            with pytest.raises(ps.PsError, match=f"came {len(came)} bytes, of 11"):
+                calls.put_once("note/0", b"another one")
+        assert calls.get_state("note/0") == b"whole"

@@ -11,8 +11,10 @@ from ps_server.coordinator.state_store import MAX_NAMES, StateStore
 from ps_wire.errors import FrameMalformed, MemoryLimitExceeded
 
 
-def put(states: StateStore, name: str, *parts: bytes | None, worker: int = 0) -> None:
-    with states.arriving("j", name, worker) as take:
+def put(
+    states: StateStore, name: str, *parts: bytes | None, worker: int = 0, size: int | None = None
+) -> None:
+    with states.arriving("j", name, worker, size) as take:
         for part in parts:
             take(part)  # type: ignore[arg-type]
 
@@ -40,6 +42,16 @@ def test_a_state_that_does_not_come_whole_is_not_kept():
     with pytest.raises(TypeError):
         put(states, "s", b"half", None)  # as where a call ends in the middle
     assert states.dump() == {}
+
+
+@pytest.mark.parametrize("parts", [(), (b"hal",), (b"half", b"half of another one")])
+def test_a_state_of_which_not_all_has_come_leaves_what_was_there(parts):
+    """A stream whose client was killed ends as any other does."""
+    states = StateStore()
+    put(states, "s", b"before")
+    with pytest.raises(FrameMalformed, match=r"came \d+ bytes, of 4"):
+        put(states, "s", *parts, size=4)
+    assert states.get("j", "s") == b"before"
 
 
 def test_what_a_snapshot_had_of_workers_leaves_room_for_the_next_one(monkeypatch):
