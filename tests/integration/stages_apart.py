@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
+from ps_lab.cluster.cluster import command_path
 from tests.faults.links import ENTER, Link, ip
 from tests.until import LIMIT_S
 
@@ -21,14 +23,21 @@ STEPS = 3
 def main() -> None:
     folder = sys.argv[1]
     ip("link", "set", "lo", "up")
-    with Link(1) as link:
+    with Link(1) as link, ExitStack() as stack:
+
+        def start(*words: str) -> subprocess.Popen[bytes]:
+            started = subprocess.Popen(words)
+            stack.callback(started.kill)
+            return started
+
         server = f"{link.host}:5001"
-        words = ["ps-server", "--shard", "0/1", "--host", link.host, "--port", "5001", "--insecure"]
-        serving = subprocess.Popen(words)
+        options = f"--shard 0/1 --host {link.host} --port 5001 --insecure"
+        serving = start(command_path("ps-server"), *options.split())
         stages = []
         for stage, where in enumerate(([], ["nsenter", f"--net={link.environment[ENTER]}"])):
-            words = [*where, "ps-worker", "--servers", server, "--worker", "0", "--pipeline-stages", "2"]
-            stages.append(subprocess.Popen([*words, "--stage", str(stage), SCRIPT, folder, str(STEPS)]))
+            options = f"--servers {server} --worker 0 --pipeline-stages 2 --stage {stage}"
+            words = [command_path("ps-worker"), *options.split(), SCRIPT, folder, str(STEPS)]
+            stages.append(start(*where, *words))
         codes = [stage.wait(LIMIT_S) for stage in stages]
         serving.terminate()
         serving.wait(LIMIT_S)
