@@ -121,9 +121,8 @@ class Channel:
         self._on_broken = on_broken
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] = queue.SimpleQueue()
         self._others = range(1, ranks.size)
-        self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(
-            deque
-        )  # by rank, and whether late
+        # What was heard before it was waited for, by rank, and whether it is late.
+        self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(deque)
         abort.when_set(lambda _: lines.wake())
         watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
 

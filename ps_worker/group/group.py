@@ -89,10 +89,10 @@ class Group:
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
             self._wires = _gloo("ranks", met, ranks)
-            lines = connect_lines(ranks, met.store, met.address)
             self.torch_group = torch_group or self._make_torch_group(met.store, met.interface)
             self.stages = self._make_stages() if pipeline else None
             self._stage_wires = _gloo("stages", met, ranks) if pipeline else None
+            lines = connect_lines(ranks, met.store, met.address)  # at last: the channel closes them
         except (RuntimeError, OSError) as error:
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
