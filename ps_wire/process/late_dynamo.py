@@ -2,11 +2,11 @@
 
 Every optimizer of torch imports `torch._dynamo`, for two names that do nothing where nothing is compiled:
 `disable(function)` and `graph_break()`; `init_process_group` asks it to forget what it has evaluated, and our
-hooks on modules ask its `eval_frame` to skip their code. With it
-come sympy, FSDP and most of the compiler: 1.2 s of a core and 75 MB for each process, and most processes
-never compile. The stand-in has these names. Any other name of it, or an import of one of its modules,
-imports `torch._dynamo` itself, which takes its place; functions that were to be disabled before are disabled
-from then on, and code that was to be skipped is skipped.
+hooks on modules ask its `eval_frame` to skip their code. With it come sympy, FSDP and most of the compiler:
+1.2 s of a core and 75 MB for each process, and most processes never compile. The stand-in has these names.
+Any other name of it, or an import of one of its modules, imports `torch._dynamo` itself, which takes its
+place; functions that were to be disabled before are disabled from then on, and code that was to be skipped is
+skipped.
 """
 
 from __future__ import annotations
