@@ -37,7 +37,8 @@ SCRIPT = str(Path(__file__).with_name("resumed.py"))
 CONSISTENCIES = ("bsp", "ssp:2", "asp")
 LEASE_S = 1.0
 EVERY_STEPS = 5  # between snapshots
-AGAIN = {75, 130, -signal.SIGKILL, -signal.SIGINT}  # how a worker ends that is to be started again
+# How a worker ends that is to be started again; by the signal itself where it was just being started.
+AGAIN = {75, 130, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM}
 
 
 class Way(StrEnum):
