@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -480,9 +481,13 @@ class Exchange:
             self.in_flight.wait_pulled(told)
             return self.in_flight.versions
 
-        versions = ranks.spread(
-            step, arrive, lambda: self.memory.weights.tensors, lambda: self.memory.laid_by
-        )
+        with ExitStack() as stack:
+            versions = ranks.spread(
+                step,
+                arrive,
+                lambda: self.memory.weights.tensors,
+                lambda: stack.enter_context(self.memory.held()),
+            )
         self.in_flight.put(versions.newest, versions.spread)
         if self._traffic is not None:
             self._traffic.spread(versions.clock - 1, versions.spread)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 
 import torch
@@ -48,7 +49,8 @@ class TableMemory:
     """The memory of one table: gradients, weights, and what of shards' memory is laid over them.
 
     `_lock` guards what is laid over halves, and where: connections of several shards lay at once, while the
-    script's thread gives up sharing. It is held while the kernel maps.
+    script's thread gives up sharing. It is held while the kernel maps, and while weights come from other
+    ranks of a group: a connection that has something to lay waits for them.
 
     Attributes:
         gradients: where hooks copy to; forked children see zeros there.
@@ -165,11 +167,14 @@ class TableMemory:
         """Whether weights lie in memory of shards."""
         return bool(self._halves)
 
-    @property
-    def laid_by(self) -> frozenset[int]:
-        """The shards whose weights are seen where they have them."""
+    @contextmanager
+    def held(self) -> Iterator[frozenset[int]]:
+        """Gives the shards whose weights are seen where they have them; meanwhile no other one lays its own.
+
+        Who writes weights of the others where they lie here would write into memory of a shard.
+        """
         with self._lock:
-            return frozenset(self._laid)
+            yield frozenset(self._laid)
 
     def lay(self, shard: int, descriptors: Sequence[int]) -> None:
         """A shard has sent the descriptors of its two halves; they stay the caller's.

@@ -61,7 +61,8 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
     """
     options = ("--group-reduce", reduce)
     ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), *words, options=options)
-    assert end_all(ranks) == [0] * 4
+    codes = end_all(ranks)
+    assert codes == [0] * 4, "\n".join(rank.text for group in ranks for rank in group)
     assert f"gradients are reduced over {reduce}" in ranks[0][0].text
 
     rows = rows_of(tmp_path)

@@ -9,8 +9,16 @@ NETWORK = "tests/unit/ps_lab/cluster/test_network.py"
 MEETINGS = "tests/unit/ps_server/coordinator/test_meetings.py"
 SHARES = "tests/unit/ps_worker/data/test_index_share.py"
 GROUPS, FAULTS = "tests/integration/test_groups.py", "tests/faults/test_groups.py"
+WINDOWS = "tests/unit/ps_worker/memory/test_mapped_windows.py"
 
 MUTANTS = (
+    Mutant(
+        name="groups: a shard's memory is laid where weights of another rank are being written",
+        file="ps_worker/memory/table_memory.py",
+        text="        with self._lock:\n            yield frozenset(self._laid)\n",
+        fault="        yield frozenset(self._laid)\n",
+        tests=(f"{WINDOWS}::test_nothing_is_laid_while_weights_come_from_other_ranks",),
+    ),
     Mutant(
         name="groups: silence is counted before the ranks are connected",
         file="ps_worker/group/group.py",

@@ -74,6 +74,22 @@ def test_a_page_that_a_script_writes_to_is_found_within_so_many_steps(
     assert not memory.written()
 
 
+def test_nothing_is_laid_while_weights_come_from_other_ranks():
+    """They are written where this rank saw none of a shard's when it said so."""
+    memory = TableMemory(plan_of(2, 1), Sharing.MAPPED)
+    lay(memory, 0)
+    other = threading.Thread(target=lay, args=(memory, 1))
+    with memory.held() as seen:
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        assert seen == {0}
+    other.join(LIMIT_S)
+    with memory.held() as seen:
+        assert seen == {0, 1}
+    memory.own_all(ended=True)
+
+
 class Overtaken(dict[int, int]):
     """What is laid; while shard 0's connection looks through it, that of shard 1 lays its own, if it may."""
 
