@@ -7,8 +7,10 @@ import threading
 import pytest
 import torch
 
+from ps_server.coordinator.jobs.member import MemberState
 from tests.component.service import LIMIT_S, figures, fresh_name, partitions, run_workers
 from tests.inside import link_of
+from tests.until import until
 
 STEPS = 5
 
@@ -59,10 +61,16 @@ def test_law_12_a_wrapped_optimizer_that_is_late_goes_on_behind_the_others(clust
 def test_law_14_a_late_worker_that_is_evicted_comes_back_with_the_weights_of_now(cluster):
     """Its late push is dropped with its incarnation; the others, fewer by now, go on."""
     job, ahead, evicted = fresh_name(), threading.Barrier(3), threading.Event()
+    gone = []  # the incarnation
+
+    def is_back():
+        member = cluster.coordinator.runners[job].job.roster.members[2]
+        return member.incarnation > gone[0] and member.state is MemberState.JOINED
 
     def body(worker):
         model, optimizer = model_and_optimizer(worker)
         if worker.rank == 2:
+            gone.append(link_of(worker).presence.joined.incarnation)
             ahead.wait(LIMIT_S)
             cluster.evict(job, 2)
             evicted.set()
@@ -70,6 +78,8 @@ def test_law_14_a_late_worker_that_is_evicted_comes_back_with_the_weights_of_now
             if worker.rank != 2 and step == 2:
                 ahead.wait(LIMIT_S)
                 assert evicted.wait(LIMIT_S)
+            if worker.rank != 2 and step == STEPS - 1:  # else the job may end before it is back
+                until(is_back, "worker 2 has joined again")
             take_step(model, optimizer, worker)
         worker.finish()
         return torch.cat([item.detach().flatten() for item in model.parameters()])
