@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ps_lab.bench.session import ProcessPlan, run_module
 from ps_lab.cluster.cluster import HOST
@@ -18,6 +19,7 @@ from ps_wire.errors import UsageError
 from ps_wire.frames.carrier import Carrier
 
 LINK_HOST = "127.0.0.2"
+Route: TypeAlias = tuple[tuple[str, int], tuple[str, int]]  # where a link listens, and where it forwards to
 
 
 def parse_link(gbps: float | None, ms: float | None, carrier: str) -> Link | None:
@@ -53,16 +55,24 @@ def check_available() -> None:
         ) from None
 
 
-def through(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Under which addresses workers reach these servers."""
-    return tuple(f"{LINK_HOST}:{address.rpartition(':')[2]}" for address in addresses)
+def through(addresses: Sequence[str], host: str = LINK_HOST) -> tuple[str, ...]:
+    """Under which addresses workers reach these servers, through a link at this address of loopback."""
+    return tuple(f"{host}:{_port(address)}" for address in addresses)
+
+
+def routes(addresses: Sequence[str], data_ports: Sequence[int], host: str = LINK_HOST) -> list[Route]:
+    """The ends that a link at this address of loopback forwards to these servers, for `throttled_link`."""
+    return [((host, port), (HOST, port)) for port in (*map(_port, addresses), *data_ports)]
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def plans(link: Link, addresses: Sequence[str], data_ports: Sequence[int]) -> tuple[ProcessPlan, ...]:
     """A process per server, which is its link."""
     found = []
     for index, (address, data_port) in enumerate(zip(addresses, data_ports, strict=True)):
-        ports = (int(address.rpartition(":")[2]), data_port)
         found.append(
             ProcessPlan(
                 name=f"link {index}",
@@ -70,7 +80,7 @@ def plans(link: Link, addresses: Sequence[str], data_ports: Sequence[int]) -> tu
                 configuration={
                     "bytes_per_s": None if link.gbps is None else link.gbps * 1e9 / 8,
                     "delay_s": link.ms / 1e3,
-                    "routes": [((LINK_HOST, port), (HOST, port)) for port in ports],
+                    "routes": routes([address], [data_port]),
                 },
                 takes_turns=False,
             )

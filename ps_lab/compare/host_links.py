@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ps_lab.bench.link import routes, through
 from ps_lab.bench.session import run_module
 from ps_lab.bench.turns import parse_answer
 from ps_lab.cluster.child import Child
-from ps_lab.cluster.cluster import HOST, START_LIMIT_S, Cluster
+from ps_lab.cluster.cluster import START_LIMIT_S, Cluster
 from ps_lab.experiments.experiment import Host
 from ps_lab.experiments.plan import Run
 from ps_wire.errors import StartLimitExceeded, UsageError
@@ -112,9 +113,8 @@ class LinkProcesses:
 
     def addresses(self) -> Mapping[int, tuple[str, ...]]:
         """Worker -> addresses under which it reaches the servers."""
-        ports = [address.rpartition(":")[2] for address in self._cluster.addresses]
         return {
-            worker: tuple(f"{link.address}:{port}" for port in ports)
+            worker: through(self._cluster.addresses, link.address)
             for link in self._links
             for worker in link.workers
         }
@@ -142,9 +142,8 @@ class LinkProcesses:
             else:
                 answered.set()
 
-        ports = [int(address.rpartition(":")[2]) for address in self._cluster.addresses]
-        routes = [((link.address, port), (HOST, port)) for port in (*ports, *self._cluster.data_ports)]
         child = self._cluster.start_beside(f"link {number}", run_module(MODULE), {}, said, with_stdin=True)
         self._children.append(child)
-        child.tell(json.dumps({"bytes_per_s": link.bytes_per_s, "delay_s": link.delay_s, "routes": routes}))
+        forwards = routes(self._cluster.addresses, self._cluster.data_ports, link.address)
+        child.tell(json.dumps({"bytes_per_s": link.bytes_per_s, "delay_s": link.delay_s, "routes": forwards}))
         return answered
