@@ -104,13 +104,13 @@ def test_gaps_taus_and_waits_have_one_entry_per_push_and_pull(one_shard, loop_th
 
 
 @pytest.mark.parametrize("carrier", ["shm", "uds", "tcp", "grpc"])
-def test_bytes_are_counted_by_carrier_also_when_connections_have_gone(one_shard, loop_thread, carrier):
+def test_bytes_are_counted_by_carrier_also_when_connections_have_gone(untouched, loop_thread, carrier):
     job = fresh_name()
-    shard = one_shard.shards[0].shard
-    before = samples(metrics_of(one_shard, loop_thread).text(), carrier=carrier, shard="0")
-    train(one_shard, job, "bsp", carrier=carrier)
+    shard = untouched.shards[0].shard
+    before = samples(metrics_of(untouched, loop_thread).text(), carrier=carrier, shard="0")
+    train(untouched, job, "bsp", carrier=carrier)
     until(lambda: not shard.traffic.figures()[carrier].connections, "they have gone")
-    seen = samples(metrics_of(one_shard, loop_thread).text(), carrier=carrier, shard="0")
+    seen = samples(metrics_of(untouched, loop_thread).text(), carrier=carrier, shard="0")
     nbytes = shard.table(job, 0).totals().weight_bytes
     for direction, least in (("in", WORKERS * STEPS), ("out", WORKERS * STEPS)):
         name = f"ps_carrier_bytes_total direction={direction}"
@@ -149,11 +149,11 @@ def test_only_so_many_workers_have_series_of_their_own(untouched, loop_thread, m
     assert samples(text, ps_job=job, shard="0", table="0")["ps_pushes_total outcome=received"] == WORKERS
 
 
-def test_refusals_are_counted_by_what_was_refused(one_shard, loop_thread):
-    shard = one_shard.shards[0].shard
-    before = samples(metrics_of(one_shard, loop_thread).text(), shard="0")
+def test_refusals_are_counted_by_what_was_refused(untouched, loop_thread):
+    shard = untouched.shards[0].shard
+    before = samples(metrics_of(untouched, loop_thread).text(), shard="0")
     shard.count_refused()
-    seen = samples(metrics_of(one_shard, loop_thread).text(), shard="0")
+    seen = samples(metrics_of(untouched, loop_thread).text(), shard="0")
     assert seen["ps_refused_total what=frame"] == before["ps_refused_total what=frame"] + 1
     assert seen["ps_refused_total what=call"] == before["ps_refused_total what=call"]
 
