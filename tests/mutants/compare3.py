@@ -12,6 +12,27 @@ OF_PLAYBACK = "tests/unit/ps_lab/top/test_playback.py"
 
 MUTANTS = (
     Mutant(
+        name="report: a panel above others has no numbers at its axis",
+        file="ps_lab/compare/figures.py",
+        text="        panel.tick_params(labelbottom=True)\n",
+        fault="        pass\n",
+        tests=("tests/unit/ps_lab/compare/test_figures.py::test_every_panel_has_the_numbers_of_its_axis",),
+    ),
+    Mutant(
+        name="report: a loss is drawn by samples that nobody has counted",
+        file="ps_lab/compare/figures.py",
+        text="        if any(one.samples for one in runs):\n",
+        fault="        if True:\n",
+        tests=("tests/unit/ps_lab/compare/test_report.py",),
+    ),
+    Mutant(
+        name="report: it is not said that samples are not known",
+        file="ps_lab/compare/limits.py",
+        text="    if recorded and not any(one.samples for one in recorded):\n",
+        fault="    if False:\n",
+        tests=("tests/unit/ps_lab/compare/test_report.py",),
+    ),
+    Mutant(
         name="playback: steps count from their beginning",
         file=PLAYBACK,
         text="np.searchsorted(self.ended_s, unix_s",
