@@ -24,7 +24,8 @@ def main() -> None:
     with ps.connect() as worker:
         me = (worker.rank, worker.group_rank)
         torch.manual_seed(sum(me))  # the leader of worker 0 starts the job; the others are given its weights
-        width = (400 if "large" in words else 40) + (me == (0, 1) and "other model" in words)
+        width = 4000 if "wide" in words else 400 if "large" in words else 40
+        width += me == (0, 1) and "other model" in words
         model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.ReLU(), torch.nn.Linear(width, 3))
         size = max(2, worker.group_size)
         ones = [torch.nn.Parameter(torch.ones(17)) for _ in range(size)]  # each is used on one rank alone
@@ -35,7 +36,7 @@ def main() -> None:
             torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
             model,
             gradient_as_bucket_view=views,
-            buckets=ps.BucketOptions(partition_bytes=4096) if "small partitions" in words else None,
+            buckets=ps.BucketOptions(partition_bytes=32768) if "wide" in words else None,
         )
         print("started", *me, flush=True)
         rows = [{"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}]
