@@ -38,6 +38,7 @@ logger = logging.getLogger("ps_worker")
 
 MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in it
 MAX_BLOB_BYTES = 8 << 30
+CLOSE_LIMIT_S = 5.0  # for a call of gloo's that comes to nothing to end
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
 TAG = 7  # tensors of two ranks are in order, so that one tag does
 SIZES = struct.Struct("<?qq")  # of a message: whether it is heard later than what is said since, header, blob
@@ -124,12 +125,14 @@ class Channel:
         # What was heard before it was waited for, by rank, and whether it is late.
         self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(deque)
         abort.when_set(lambda _: lines.wake())
-        watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
+        self._thread = watched.thread("ps-group", self._work, log=logger, failed=self._failed)
+        self._thread.start()
 
     def close(self) -> None:
-        """No call comes any more."""
+        """No call comes any more; waits for the one under way, if its wires let it end."""
         self._calls.put(None)
         self._lines.close()
+        self._thread.join(CLOSE_LIMIT_S)
 
     # -- exchanges -------------------------------------------------------------------------------------
 
@@ -438,9 +441,11 @@ class Channel:
             except Gone as error:
                 logger.debug("rank %d: %s", self.ranks.rank, error)
                 outcome.error = self._has_gone(error.rank)
+            del todo, call  # and the tensors in it: the next may be long in coming
             with self._abort.changed:
                 outcome.done = True
                 self._abort.changed.notify_all()
+            del outcome
 
     def _interrupted(self) -> None:
         self.broken(f"rank {self.ranks.rank} was interrupted while it waited for the others")

@@ -238,6 +238,22 @@ MUTANTS = (
         tests=(f"{CHANNEL}::test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged",),
     ),
     Mutant(
+        name="groups: the thread keeps the tensors of its latest call",
+        file="ps_worker/group/channel.py",
+        text="            del todo, call  #",
+        fault="            pass  #",
+        tests=(f"{CHANNEL}::test_what_has_been_sent_and_received_is_not_kept",),
+    ),
+    Mutant(
+        name="groups: a rank leaves while its thread waits in gloo",
+        file="ps_worker/group/group.py",
+        text="                    _cut(wires, self.ranks)\n",
+        fault="                    pass\n",
+        tests=(
+            f"{UNIT}/test_group.py::test_a_rank_that_leaves_a_broken_group_leaves_no_thread_in_a_call_that_nothing_answers",
+        ),
+    ),
+    Mutant(
         name="groups: models of ranks are not compared",
         file="ps_worker/job/relayed_seat.py",
         text="                    check_same(spec, theirs)\n",
