@@ -162,16 +162,18 @@ class Worker:
                 "worker.pipeline() needs one process for each stage: start ps-worker with --pipeline-stages, "
                 "or give pipeline_stages to connect() (PS_PIPELINE_STAGES)"
             )
-        blocks = blocks_of(model)
+        blocks, stages = blocks_of(model), stages or self.group_size
         return Pipeline(
             model,
             blocks,
             group,
+            asked_stages=stages,
+            asked_cuts=cuts,
             cuts=cuts_of(
                 blocks,
                 group,
                 model,
-                stages=stages or self.group_size,
+                stages=stages,
                 names=cuts,
                 by=by,
                 example=example,

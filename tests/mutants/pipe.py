@@ -15,6 +15,13 @@ MUTANTS = (
         tests=("tests/unit/ps_wire/spec/test_plan.py",),
     ),
     Mutant(
+        name="stages that name other cuts follow those of stage 0",
+        file="ps_worker/pipeline/pipeline.py",
+        text="wanted = names if asked_cuts is None else",
+        fault="wanted = names if True else",
+        tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
+    ),
+    Mutant(
         name="a stage waits for the schedules of all others before it pushes",
         file="ps_worker/group/stage_traffic.py",
         text="            if self._together:\n",

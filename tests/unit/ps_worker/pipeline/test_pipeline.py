@@ -58,7 +58,8 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
             shared = {"microbatches": mine.pop("microbatches"), "schedule": mine.pop("schedule")}
             cut = {"stages": mine.pop("stages"), "names": mine.pop("cuts"), "by": "parameters"}
             cuts = cuts_of(blocks[rank], place, model, example=example, **cut, **shared)  # type: ignore[arg-type]
-            options = {"checkpoint": "never", "example": example, **shared, **mine}
+            asked = {"asked_stages": cut["stages"], "asked_cuts": cut["names"]}
+            options = {"checkpoint": "never", "example": example, **asked, **shared, **mine}
             return Pipeline(model, blocks[rank], place, cuts=cuts, **options)  # type: ignore[arg-type]
 
         return group.run(make)
@@ -88,6 +89,9 @@ def test_what_no_pipeline_can_do_is_refused_on_all_stages(asked: dict[str, Any],
     [
         ({"width": 6}, "the parameters of the model"),
         ({"schedule": "gpipe"}, "schedule"),
+        ({"cuts": ["1"]}, "cuts"),
+        ({"stages": 4}, "the number of stages"),
+        ({"checkpoint": "always"}, "checkpoint"),
         ({"microbatches": 2}, "microbatches"),
         ({"batch": 16}, "example"),
     ],
