@@ -287,10 +287,11 @@ class Pipeline:
         return StageTable(holders=[self._holders[name] for name in parameters])
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of this rank's stages, by their names in the whole model."""
-        mine = {name for name, ranks in self._holders.items() if self._rank in ranks}
-        mine |= {name for rank, name in self._buffers if rank == self._rank}
-        return {name: it for name, it in self.model.state_dict().items() if name in mine}
+        """Parameters and buffers of this rank's stages, by their names in the whole model, or several."""
+        mine = {id(self.model.get_parameter(it)) for it, of in self._holders.items() if self._rank in of}
+        mine |= {id(self.model.get_buffer(name)) for rank, name in self._buffers if rank == self._rank}
+        whole = self.model.state_dict(keep_vars=True)
+        return {name: it.detach() for name, it in whole.items() if id(it) in mine}
 
     # -- buffers ---------------------------------------------------------------------------------------
 

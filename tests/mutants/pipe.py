@@ -15,6 +15,13 @@ MUTANTS = (
         tests=("tests/unit/ps_wire/spec/test_plan.py",),
     ),
     Mutant(
+        name="the state of a stage has tied weights by one name",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        whole = self.model.state_dict(keep_vars=True)\n",
+        fault="        whole = dict([*self.model.named_parameters(), *self.model.named_buffers()])\n",
+        tests=(TIED,),
+    ),
+    Mutant(
         name="stages that name other cuts follow those of stage 0",
         file="ps_worker/pipeline/pipeline.py",
         text="wanted = names if asked_cuts is None else",
