@@ -650,8 +650,10 @@ class Worker:
         if as_views and self._group is not None and self._group.stages is not None:
             self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         if clip_grad_norm is not None and not self._settings.consistency.aggregates:
+            stages = self._group is not None and self._group.stages is not None
             self._refuse_in_group(
-                f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"
+                f"clip_grad_norm under {self._settings.consistency}",
+                "take bsp" if stages else "clip in the script, or take bsp",  # a stage has not the whole norm
             )
         return False
 

@@ -249,7 +249,7 @@ class Pipeline:
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
-        return self._loss_fn(output, target)
+        return _one_number(self._loss_fn(output, target))
 
     def _share(self, losses: Sequence[float]) -> torch.Tensor:
         """All ranks get the loss, and rank 0 the buffers of others that have changed; no sender waits."""
@@ -418,6 +418,13 @@ def _split(example: torch.Tensor, microbatches: int) -> torch.Tensor:
             f"size that is a multiple of {microbatches}"
         )
     return torch.empty_like(example[:size], device="meta")
+
+
+def _one_number(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        gave = _described(loss) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise PipelineError(f"loss_fn gives one number, a tensor: the mean of a micro-batch. It gave {gave}")
+    return loss
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:

@@ -171,6 +171,12 @@ with ps.connect() as worker:
         with torch.no_grad():
             torch.testing.assert_close(figure, loss_of(alone(x), target), rtol=1e-4, atol=1e-5)
         ran.append((schedule, pipe, alone.state_dict()))
+    try:
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        scaler.step(pairs[0][1])
+    except ps.UsageError as error:
+        print("refused", error, flush=True)
     worker.finish()
     for schedule, pipe, whole in ran:
         assert pipe.state_dict()
@@ -188,13 +194,14 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     """The embedding is on one process, the head on the other; activations are computed again.
 
     Under the schedule in the form of a V both are on the first. Evaluation goes through all stages, and rank
-    0 has the buffers of the other one.
+    0 has the buffers of the other one. A GradScaler is refused.
     """
     script = tmp_path / "tied.py"
     script.write_text(TIED)
     rows = "interleaved1f1b:4:except_last", "zero-bubble:4:never", "zero-bubble-v:4:always"
     (group,) = start_stages(spawn, cluster, str(script), *rows, workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
+    assert all("refused a GradScaler is not built for pipelines" in stage.text for stage in group)
     tied = ["embedding.weight", "head.weight"]
     for schedule, theirs in (("interleaved1f1b", tied), ("zero-bubble", tied), ("zero-bubble-v", [])):
         assert f"close {schedule} {tied}" in group[0].text

@@ -22,6 +22,20 @@ MUTANTS = (
         tests=(TIED,),
     ),
     Mutant(
+        name="a GradScaler steps a stage",
+        file="ps_worker/optimizer/wrapped.py",
+        text="        if scaled and not self._scales:\n",
+        fault="        if False:\n",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="an example of another dtype is found out by the first batch",
+        file="ps_worker/pipeline/stage_module.py",
+        text="            with torch.enable_grad(), _OneDtype():\n",
+        fault="            with torch.enable_grad():\n",
+        tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
+    ),
+    Mutant(
         name="stages that name other cuts follow those of stage 0",
         file="ps_worker/pipeline/pipeline.py",
         text="wanted = names if asked_cuts is None else",
