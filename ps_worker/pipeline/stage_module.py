@@ -63,7 +63,7 @@ def shapes_of(stages: Sequence[nn.Module], example: Sequence[torch.Tensor]) -> l
         named = [*stage.named_parameters(), *stage.named_buffers()]
         values = {name: _on_meta(tensor) for name, tensor in named}
         try:
-            with torch.enable_grad(), _OneDtype():
+            with torch.enable_grad(), _OneDtype():  # type: ignore[no-untyped-call]
                 out = functional_call(stage, values, args)
         except Exception as error:
             raise PipelineError(
@@ -82,7 +82,7 @@ def shapes_of(stages: Sequence[nn.Module], example: Sequence[torch.Tensor]) -> l
     return shapes
 
 
-class _OneDtype(TorchDispatchMode):
+class _OneDtype(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses products of two dtypes, as whatever computes them does; meta kernels do not look."""
 
     def __torch_dispatch__(

@@ -31,8 +31,8 @@ MUTANTS = (
     Mutant(
         name="an example of another dtype is found out by the first batch",
         file="ps_worker/pipeline/stage_module.py",
-        text="            with torch.enable_grad(), _OneDtype():\n",
-        fault="            with torch.enable_grad():\n",
+        text="            with torch.enable_grad(), _OneDtype():",
+        fault="            with torch.enable_grad():",
         tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
     ),
     Mutant(
