@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
@@ -22,7 +21,7 @@ from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
 from ps_worker.group import bounded_group
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import Channel, Wires
+from ps_worker.group.channel import Channel, Wires, cut
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
@@ -31,9 +30,7 @@ from ps_worker.group.rendezvous import INTERFACE, Met
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
 from ps_worker.group.watch import Watch
 
-CALL_LIMIT_S = 86400.0  # of gloo's own, whose end cuts all connections: `Abort` ends waits
-CUT_LIMIT = timedelta(milliseconds=1)  # of a call that is to cut them
-CUT_TAG = 9  # of it: no other call's
+CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
 SHM, GLOO = "shm", "gloo"  # ways in which ranks reduce their gradients
 
 Traffic: TypeAlias = Callable[
@@ -171,17 +168,22 @@ class Group:
         """It ends, on all ranks; the error to raise."""
         return self.channel.broken(reason)
 
-    def leave(self) -> None:
-        """This rank leaves; in order where nothing has ended the group."""
-        self._watch.leave()
+    def leave(self) -> bool:
+        """This rank leaves; in order where nothing has ended the group.
+
+        Returns:
+            On the leader, whether all others have left in order; on the others, True.
+        """
+        all_left = self._watch.leave()
         if not self.healthy:
             for wires in (self._wires, self._stage_wires):
                 if wires is not None:
-                    _cut(wires, self.ranks)
+                    cut(wires, self.ranks)
         self.channel.close()
         if self._made is not None and self.healthy:
             dist.destroy_process_group(self._made)
             self._made = None
+        return all_left
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -241,18 +243,6 @@ def _gloo(name: str, met: Met, ranks: Ranks) -> Wires:
         )
     wires: Wires = made
     return wires
-
-
-def _cut(wires: Wires, ranks: Ranks) -> None:
-    """Frees the thread that waits in a call of gloo's for a rank that may never answer.
-
-    One that came back from there while the interpreter ends would end the process by SIGABRT. A call of
-    gloo's that runs into its limit cuts all connections of its ranks, and nothing else ends those that wait.
-    """
-    for rank in range(ranks.size):
-        if rank != ranks.rank:
-            with suppress(RuntimeError):
-                wires.recv([torch.empty(1, device="cpu")], rank, CUT_TAG).wait(CUT_LIMIT)
 
 
 @contextmanager

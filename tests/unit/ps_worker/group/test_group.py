@@ -1,12 +1,12 @@
-"""Groups in this process: ranks are threads."""
+"""Groups in this process: of one rank, and of two that are threads."""
 
 from __future__ import annotations
 
-import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -53,48 +53,58 @@ def test_ranks_that_take_longer_than_a_lease_to_connect_are_not_silent(monkeypat
         group.leave()
 
 
-class Waits:
-    """A receive of what nobody sends, and who waits for it."""
+class Waited:
+    """Wires of gloo's that say when somebody waits to receive, and when that is over."""
 
-    def __init__(self, work: Any) -> None:
-        self.work = work
-        self.thread: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+    def __init__(self, real: Any) -> None:
+        self.send = real.send
+        self._recv = real.recv
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def recv(self, *given: Any) -> Any:
+        self._work = self._recv(*given)
+        return self if not self.begun.is_set() else self._work
 
     def wait(self) -> None:
-        self.thread.put(threading.current_thread())
-        self.work.wait()
+        self.begun.set()
+        try:
+            self._work.wait()
+        finally:
+            self.over.set()
 
 
-def test_a_rank_that_leaves_a_broken_group_leaves_no_thread_in_a_call_that_nothing_answers(monkeypatch):
-    """One that came back into an interpreter that is ending would end the process by SIGABRT."""
-    connect, store = module.ProcessGroupGloo, dist.HashStore()
-    wires: dict[int, Any] = {}
+def test_who_leaves_a_broken_group_leaves_no_thread_in_a_call_that_waits_for_another_rank(monkeypatch):
+    """Such a thread would come back while the interpreter ends, and the process would be aborted."""
+    store: Any = dist.HashStore()
+    make = module.ProcessGroupGloo
+    wires: dict[int, Waited] = {}
 
-    def kept(*args: Any, **options: Any) -> Any:
-        wires[args[1]] = connect(*args, **options)
-        return wires[args[1]]
+    def gloo(prefixed: Any, rank: int, size: int, **options: Any) -> Waited:
+        return wires.setdefault(rank, Waited(make(prefixed, rank, size, **options)))
+
+    monkeypatch.setattr(module, "ProcessGroupGloo", gloo)
 
     def form(rank: int) -> Group:
         return Group(
             Ranks(rank=rank, size=2),
-            Met(hosts=("there", "here"), store=cast("Any", store)),
-            lease_s=1000.0,
+            Met(hosts=("here", "here"), store=store),
+            lease_s=LIMIT_S,
             reduce="gloo",
             asked=lambda: False,
-            torch_group=connect(dist.PrefixStore("test", store), rank, 2),
+            torch_group=make(dist.PrefixStore(f"test {rank}", store), 0, 1),
         )
 
-    monkeypatch.setattr(module, "ProcessGroupGloo", kept)
-    with ThreadPoolExecutor() as pool:
-        there, here = pool.map(form, range(2))
-        waits = Waits(wires[1].recv([torch.zeros(1)], 0, 3))
-        ended = pool.submit(here.channel.end, 0, waits)
-        thread = waits.thread.get(timeout=LIMIT_S)
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(form, range(2)))
+        receiving = pool.submit(groups[0].channel.swap, [], [(1, torch.zeros(4))])
+        assert wires[0].begun.wait(LIMIT_S)
+        groups[0].broken("rank 7 has gone")
+        with pytest.raises(GroupBroken):
+            receiving.result(LIMIT_S)
+        try:
+            groups[0].leave()
 
-        here.broken("a reason")
-        assert isinstance(ended.exception(LIMIT_S), GroupBroken)
-        assert thread.is_alive()
-        here.leave()
-
-        assert not thread.is_alive()
-        there.leave()
+            assert wires[0].over.is_set()
+        finally:
+            groups[1].broken("it is over")
+            groups[1].leave()
