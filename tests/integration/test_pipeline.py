@@ -66,8 +66,7 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     folder = str(tmp_path)
     for group in start_stages(spawn, cluster, SCRIPT, folder, "2", "leaves", "hold", workers=1, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0]
-    options = "--servers", cluster.option, "--job", job, "--worker", "0"
-    assert spawn("ps-worker", *options, SCRIPT, folder, "4", "leaves").wait_end() == 0
+    assert spawn(*cluster.worker(job), "--worker", "0", SCRIPT, folder, "4", "leaves").wait_end() == 0
     for group in start_stages(spawn, cluster, SCRIPT, folder, "6", workers=1, stages=3, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0, 0]
 
