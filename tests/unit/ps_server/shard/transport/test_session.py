@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 
-from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.connection_tokens import TOKEN_BYTES
+from ps_server.shard.shard import Shard
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import FrameMalformed, InternalError, StrangerRefused
@@ -288,7 +289,7 @@ def test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears
     assert not it.hello()
     assert type(it.refusal()[1]).__name__ == "Evicted"
     assert not it.session.authenticated
-    assert it.shard.jobs()[0].sessions == {}
+    assert it.shard.jobs()[0].sessions.live == {}
     it.session.closed()
 
 
@@ -323,9 +324,9 @@ def test_ranks_of_one_worker_have_a_connection_each_and_a_new_one_retires_that_o
 
     (first,), (before, now) = sessions[0], sessions[1]
     assert [takes(first, 0), takes(before, 1), takes(now, 1)] == [True, False, True]
-    assert set(it.shard.jobs()[0].sessions) == {(0, 0), (0, 1)}
+    assert set(it.shard.jobs()[0].sessions.live) == {(0, 0), (0, 1)}
     now.closed()
-    assert set(it.shard.jobs()[0].sessions) == {(0, 0)}
+    assert set(it.shard.jobs()[0].sessions.live) == {(0, 0)}
     assert takes(first, 0)
 
 
@@ -363,7 +364,7 @@ def test_an_eviction_ends_the_connections_of_all_ranks():
     limits = it.shard.members.fence(job="j", worker=0, incarnation=1)
     it.shard.members.evict(job="j", worker=0, incarnation=1, limits=limits, membership_epoch=1)
 
-    assert it.shard.jobs()[0].sessions == {}
+    assert it.shard.jobs()[0].sessions.live == {}
     assert severed == [0, 1, 2]
     for rank, session in enumerate(sessions):
         assert not session.receive(wire.Frame(kind=Kind.LOAD, worker=0, incarnation=1, rank=rank))
