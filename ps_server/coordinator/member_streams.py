@@ -278,7 +278,7 @@ class MemberStreams:
         match message.WhichOneof("kind"):
             case "heartbeat":
                 progress = message.heartbeat.progress
-                runner.progress[member.worker] = _bounded(progress)
+                runner.note_progress(member, _bounded(progress))
                 if progress.HasField("calls"):
                     job.calls.stand(member, progress.calls)
                 member.say_taken(dict(progress.taken))
@@ -293,13 +293,13 @@ class MemberStreams:
             case "cut_ready" | "cut_captured" | "holding" as kind:
                 self._hold(kind, message, job.name, member)
             case "finish":
-                runner.progress[member.worker] = _bounded(message.finish.progress)
+                runner.note_progress(member, _bounded(message.finish.progress))
                 member.say_steps(message.finish.progress.step)
                 runner.do(job.finish(member))
                 runner.events.record(Event.FINISH, member, membership_epoch=job.phase.membership_epoch)
                 self._leases.gone(job.name, member)
             case "leave":
-                runner.progress[member.worker] = _bounded(message.leave.progress)
+                runner.note_progress(member, _bounded(message.leave.progress))
                 member.say_steps(message.leave.progress.step)
                 reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 runner.do(job.leave(member, reason, dict(message.leave.clocks)))
