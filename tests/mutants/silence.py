@@ -24,6 +24,15 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="silence: a worker that was refused is called silent in a warning of each shard",
+        file="ps_server/shard/transport/session.py",
+        text="isinstance(error, (JobUnknown, Evicted))",
+        fault="isinstance(error, JobUnknown)",
+        tests=(
+            f"{SESSION}::test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears_why",
+        ),
+    ),
+    Mutant(
         name="silence: a HELLO that is refused for now only ends its worker",
         file="ps_worker/transport/connection.py",
         text="                        raise _for_now(refusal(frame))\n                    yield frame\n",
