@@ -214,7 +214,7 @@ class Session:
 
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:
         self._shard.count_refused()
-        # Its worker has left or was refused meanwhile: the coordinator has logged that, here it is no trouble.
+        # Its worker has left or was refused meanwhile: the coordinator has logged it, no trouble here.
         gone = not self.authenticated and isinstance(error, (JobUnknown, Evicted))
         self._shard.complaints.say(
             logging.DEBUG if gone else logging.WARNING,
