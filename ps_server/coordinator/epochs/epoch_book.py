@@ -142,7 +142,7 @@ class EpochBook:
             dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)
             if dealt.left:
                 own = dealt.place(worker) if worker in dealt.owners else None
-                if not trains and (not inside or own not in (place for place, _ in dealt.left)):
+                if not trains and (not inside or own not in [place for place, _ in dealt.left]):
                     continue  # before the first step a loader may be to validate on
                 place, first = dealt.pop_left(own)  # its own share first: all may come again
                 piece = PieceUsage(epoch=number, place=place, first=first, left_over=True)
