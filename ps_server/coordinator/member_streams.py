@@ -258,7 +258,7 @@ class MemberStreams:
                         continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
                 void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
-                if mailbox.takes(message) and not void:
+                if mailbox.receive(message) and not void:
                     if spec is not None:
                         self._late_joins.make_table(runner, member, spec, message.make_table.table)
                     else:
