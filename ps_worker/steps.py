@@ -204,9 +204,9 @@ class Steps:
             name = f"{name} rank {self._group.ranks.rank}"
         logger.info("%s: %s", name, one_line(text))
 
-    def say_wait(self, text: str) -> None:
+    def say_wait(self, text: str, workers: str = "") -> None:
         """See `StepHost`."""
-        self.link.presence.say_wait(text)
+        self.link.presence.say_wait(text, workers)
 
     @property
     def place(self) -> stopping.Place:
@@ -583,7 +583,7 @@ class Steps:
         )
 
     def _whom(self) -> list[str]:
-        return self.link.presence.membership.whom() if self._joined else []
+        return self.link.presence.whom() if self._joined else []
 
     # -- the end ---------------------------------------------------------------------------------------
 

@@ -64,5 +64,8 @@ class JobPresence(Protocol):
     def can_map(self) -> bool:
         """Whether every shard takes data over shared memory."""
 
-    def say_wait(self, text: str) -> None:
-        """Says what is waited for, and for whom."""
+    def whom(self) -> list[str]:
+        """Who is waited for, for people: shards that do not answer, else workers. Raises `PsError`."""
+
+    def say_wait(self, text: str, workers: str = "") -> None:
+        """Says what is waited for, and for whom; `workers`: what is known of them."""

@@ -25,6 +25,7 @@ from ps_worker.process.exit_reason import sendable
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection
+from ps_worker.transport.lost_shards import lost_shards
 from ps_worker.transport.open_service import open_service
 from ps_worker.transport.server_check import check_servers
 from ps_worker.transport.shard_addresses import ShardAddresses
@@ -207,8 +208,15 @@ class Presence:
 
     # -- long waits ------------------------------------------------------------------------------------
 
-    def say_wait(self, text: str) -> None:
-        """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""
-        with suppress(PsError):  # then without
-            text = "; ".join([text, *self.calls.behind()])
-        self._listener.say(text)
+    def whom(self) -> list[str]:
+        """See `JobPresence`."""
+        return lost_shards(self.connections) or self.membership.whom()
+
+    def say_wait(self, text: str, workers: str = "") -> None:
+        """See `JobPresence`: of workers, who is behind, and when its lease would end the wait."""
+        whom = lost_shards(self.connections)
+        if not whom:
+            whom = [workers] if workers else []
+            with suppress(PsError):  # then without
+                whom += self.calls.behind()
+        self._listener.say("; ".join([text, *whom]))

@@ -19,6 +19,7 @@ from ps_worker.job.relayed_seat import RelayedSeat
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection, open_all
+from ps_worker.transport.lost_shards import lost_shards
 from ps_worker.transport.open_service import open_service
 from ps_worker.transport.shard_addresses import ShardAddresses
 
@@ -148,9 +149,14 @@ class RankPresence:
         """See `JobPresence`."""
         return self.carriers.all_take(Carrier.SHM, self.num_shards)
 
-    def say_wait(self, text: str) -> None:
+    def whom(self) -> list[str]:
         """See `JobPresence`."""
-        self._say(text)
+        return lost_shards(self._connections) or self.membership.whom()
+
+    def say_wait(self, text: str, workers: str = "") -> None:
+        """See `JobPresence`."""
+        whom = lost_shards(self._connections) or [workers]
+        self._say("; ".join(filter(None, [text, *whom])))
 
 
 def joined_by(group: Group, join: Callable[[], pb.Joined] | None) -> Said:

@@ -27,6 +27,7 @@ from ps_wire.errors import (
     JobUnknown,
     PsError,
     ServerNotReady,
+    ServerUnreachable,
     StrangerRefused,
 )
 from ps_wire.frames import frame as wire
@@ -129,6 +130,25 @@ class Connection:
     def _address(self) -> str:
         return self._service.addresses[self._shard]
 
+    @property
+    def shard_name(self) -> str:
+        """The shard, and its address, for people."""
+        return f"shard {self._shard} at {self._address}"
+
+    def is_lost(self, limit_s: float) -> bool:
+        """Whether it is broken, or the shard's process does not answer: it is waited for, so long at most."""
+        if self._closing.is_set():
+            return False
+        if self._outbox is None:
+            return True
+        try:
+            self._ask(limit_s)
+        except ServerUnreachable:
+            return True
+        except PsError:  # it answers, though with a refusal
+            pass
+        return False
+
     def send(self, *frames: wire.Frame) -> None:
         """Queues frames; while the connection is down nothing is queued, since `replay` will send them."""
         with self._lock:
@@ -230,7 +250,7 @@ class Connection:
     def _say_broken(self) -> None:
         if self._quiet.is_set():
             return
-        shard = f"shard {self._shard} at {self._address}"
+        shard = self.shard_name
         hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
         self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
         self._hung = False

@@ -60,9 +60,10 @@ JOINS = f"worker 1: {JOINED_AGAIN} 2, at steps {{0: 3}}"
     [
         [taken(1, 2, 3), taken(1, 2)],
         [taken(1, 2, 3), [*taken(1, 2, first=3, counted=False), *taken(4, 5, first=4)]],
+        [taken(1, 2), taken(1, 2, 3, first=4, counted=False), taken(5, first=5)],
         [taken(1, 2, 3), [*taken(1, 2), JOINS, *taken(1, first=3), *taken(3, 4, first=4)]],
     ],
-    ids=["undisturbed", "another process", "joined again in a step"],
+    ids=["undisturbed", "another process", "one that ended in its first step", "joined again in a step"],
 )
 def test_a_schedule_that_advances_once_in_each_step_is_right(processes: list[list[str]]) -> None:
     check_steps(processes)

@@ -12,6 +12,7 @@ RESUME = "tests/component/snapshots/test_resume.py"
 RESUMPTION = "tests/unit/ps_worker/job/test_resumption.py"
 NOTING = "tests/unit/ps_worker/membership/test_noting.py"
 POSITION = "ps_worker/data/position.py"
+WAITING = "tests/component/connections/test_waiting.py"
 BEHIND = "tests/unit/ps_worker/data/test_position.py"
 
 MUTANTS = (
@@ -172,5 +173,33 @@ MUTANTS = (
         text=" and (loader in self._training or not self._training)\n",
         fault=" and loader in self._training\n",
         tests=(f"{EPOCHS}::test_who_is_alone_and_comes_again_before_its_first_step_has_its_share_again",),
+    ),
+    Mutant(
+        name="again: with a dead shard workers that wait name each other",
+        file="ps_worker/job/presence.py",
+        text="        return lost_shards(self.connections) or self.membership.whom()\n",
+        fault="        return self.membership.whom()\n",
+        tests=(f"{WAITING}::test_who_waits_while_a_shard_is_dead_names_the_shard_and_no_worker",),
+    ),
+    Mutant(
+        name="again: with a dead shard workers that wait for weights name each other",
+        file="ps_worker/job/presence.py",
+        text="        whom = lost_shards(self.connections)\n        if not whom:\n",
+        fault="        whom: list[str] = []\n        if not whom:\n",
+        tests=(f"{WAITING}::test_who_waits_while_a_shard_is_dead_names_the_shard_and_no_worker",),
+    ),
+    Mutant(
+        name="again: a shard that hangs is taken for one that answers, since its sockets stay",
+        file="ps_worker/transport/connection.py",
+        text="        except ServerUnreachable:\n            return True\n        except PsError:  # it",
+        fault="        except PsError:  # it",
+        tests=(f"{WAITING}::test_a_shard_whose_process_does_not_answer_is_lost_though_its_connection_stays",),
+    ),
+    Mutant(
+        name="again: a shard that refuses to answer is taken for a dead one",
+        file="ps_worker/transport/connection.py",
+        text="        except ServerUnreachable:\n            return True\n        except PsError:  # it",
+        fault="        except PsError:\n            return True\n        except OSError:  # it",
+        tests=(f"{WAITING}::test_a_shard_whose_process_does_not_answer_is_lost_though_its_connection_stays",),
     ),
 )
