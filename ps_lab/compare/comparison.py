@@ -66,8 +66,8 @@ class Arm:
 
     @cached_property
     def samples_per_s(self) -> dict[int, float]:
-        """By seed."""
-        return self.by_seed(lambda one: None if one.data.failed else one.samples_per_s)
+        """By seed; a run that diverged computes with what is no number, and is as little of a speed."""
+        return self.by_seed(lambda one: None if one.data.failed or one.diverged else one.samples_per_s)
 
     @property
     def seeds(self) -> tuple[int, ...]:

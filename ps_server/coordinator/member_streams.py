@@ -302,7 +302,8 @@ class MemberStreams:
                 runner.progress[member.worker] = _bounded(message.leave.progress)
                 member.say_steps(message.leave.progress.step)
                 reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
-                runner.do(job.leave(member, reason, dict(message.leave.clocks)))
+                torn = message.leave.torn
+                runner.do(job.leave(member, reason, dict(message.leave.clocks), torn=torn))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 runner.events.record(
                     event, member, membership_epoch=job.phase.membership_epoch, detail=reason or "done"

@@ -134,7 +134,7 @@ class Finish(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class Leave(_message.Message):
-    __slots__ = ("reason", "progress", "drained", "clocks")
+    __slots__ = ("reason", "progress", "drained", "clocks", "torn")
     class ClocksEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -146,11 +146,13 @@ class Leave(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TORN_FIELD_NUMBER: _ClassVar[int]
     reason: str
     progress: Progress
     drained: bool
     clocks: _containers.ScalarMap[int, int]
-    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ..., clocks: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    torn: bool
+    def __init__(self, reason: _Optional[str] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., drained: bool = ..., clocks: _Optional[_Mapping[int, int]] = ..., torn: bool = ...) -> None: ...
 
 class MemberReply(_message.Message):
     __slots__ = ("joined", "table_made", "table_started", "waiting", "upload_final", "ended", "left", "refused", "notice", "upload_live", "prove", "resumed", "rolled_back", "cut_prepare", "cut_armed", "cut_ended", "hold", "let_go", "number")

@@ -19,8 +19,9 @@ import queue
 import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
@@ -38,8 +39,10 @@ logger = logging.getLogger("ps_worker")
 
 MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in it
 MAX_BLOB_BYTES = 8 << 30
+CLOSE_LIMIT_S = 2.0  # a call whose connections were cut is over at once
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
 TAG = 7  # tensors of two ranks are in order, so that one tag does
+NEVER_SENT = 8  # a tag under which nothing comes
 SIZES = struct.Struct("<?qq")  # of a message: whether it is heard later than what is said since, header, blob
 
 Result = TypeVar("Result")
@@ -124,12 +127,18 @@ class Channel:
         # What was heard before it was waited for, by rank, and whether it is late.
         self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(deque)
         abort.when_set(lambda _: lines.wake())
-        watched.thread("ps-group", self._work, log=logger, failed=self._failed).start()
+        self._thread = watched.thread("ps-group", self._work, log=logger, failed=self._failed)
+        self._thread.start()
 
     def close(self) -> None:
-        """No call comes any more."""
+        """No call comes any more; waits, for a while, for one that is under way.
+
+        A thread that comes back from C++ while the interpreter ends is ended by it there and then, which C++
+        takes for a bug: the process is aborted ("terminate called without an active exception").
+        """
         self._calls.put(None)
         self._lines.close()
+        self._thread.join(CLOSE_LIMIT_S)
 
     # -- exchanges -------------------------------------------------------------------------------------
 
@@ -483,6 +492,14 @@ def _gone(rank: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise Gone(rank, str(error)) from None
+
+
+def cut(wires: Wires, ranks: Ranks) -> None:
+    """Ends all calls over wires, on all threads: gloo closes its connections where one runs out of time."""
+    for rank in range(ranks.size):
+        if rank != ranks.rank:
+            with suppress(RuntimeError):
+                wires.recv([torch.empty(1)], rank, NEVER_SENT).wait(timedelta(milliseconds=1))
 
 
 def _written(said: Said, *, late: bool = False) -> list[bytes]:

@@ -21,7 +21,7 @@ from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
 from ps_worker.group import bounded_group
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import Channel, Wires
+from ps_worker.group.channel import Channel, Wires, cut
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
@@ -168,13 +168,22 @@ class Group:
         """It ends, on all ranks; the error to raise."""
         return self.channel.broken(reason)
 
-    def leave(self) -> None:
-        """This rank leaves; in order where nothing has ended the group."""
-        self._watch.leave()
+    def leave(self) -> bool:
+        """This rank leaves; in order where nothing has ended the group.
+
+        Returns:
+            On the leader, whether all others have left in order; on the others, True.
+        """
+        all_left = self._watch.leave()
+        if not self.healthy:
+            for wires in (self._wires, self._stage_wires):
+                if wires is not None:
+                    cut(wires, self.ranks)
         self.channel.close()
         if self._made is not None and self.healthy:
             dist.destroy_process_group(self._made)
             self._made = None
+        return all_left
 
     # -- inside ----------------------------------------------------------------------------------------
 

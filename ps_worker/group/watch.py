@@ -82,6 +82,7 @@ class Watch:
         self._answered_s = now_s
         self._hung = False  # the store: nothing is asked any more
         self._closed = threading.Event()
+        self._all_left = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -115,11 +116,16 @@ class Watch:
         found = self._try(lambda: self._store.get(BROKEN) if self._store.check([BROKEN]) else None)
         return found.decode() if isinstance(found, bytes) else None
 
-    def leave(self) -> None:
-        """This rank leaves; the leader waits for the others for a while, for it keeps the store."""
+    def leave(self) -> bool:
+        """This rank leaves; the leader waits for the others for a while, for it keeps the store.
+
+        Returns:
+            On the leader, whether all others have left in order; on the others, True.
+        """
         if not self._closed.is_set():
             self._closed.set()
-            self._try(self._leave)
+            self._all_left = self._try(self._leave) is True
+        return self._all_left
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -134,10 +140,9 @@ class Watch:
         finally:
             self._lock.release()
 
-    def _leave(self) -> None:
+    def _leave(self) -> bool:
         self._store.set(_alive(self._ranks.rank), LEFT)
-        if self._ranks.leads:
-            self._wait_left()
+        return not self._ranks.leads or self._wait_left()
 
     def _run(self) -> None:
         while not self._closed.wait(self._period_s):
@@ -164,7 +169,7 @@ class Watch:
                 self._store.set(BROKEN, reason)
                 return
 
-    def _wait_left(self) -> None:
+    def _wait_left(self) -> bool:
         limit_s = LEAVE_LIMIT_S if self._abort.error is None else BROKEN_LIMIT_S
         until_s = self._clock() + limit_s
         waited_for = [rank for rank in self._seen if rank not in self._gone]
@@ -173,6 +178,7 @@ class Watch:
             waited_for = [rank for rank in waited_for if not self._has_left(rank)]
             if waited_for:
                 pause.wait(min(self._period_s, 0.05))
+        return not waited_for
 
     def _has_left(self, rank: int) -> bool:
         return self._store.check([_alive(rank)]) and self._store.get(_alive(rank)) == LEFT.encode()

@@ -132,17 +132,19 @@ class Presence:
 
     def leave(self, reason: str, clocks: Mapping[int, int]) -> None:
         """Leaves in order and closes everything; `clocks`: table -> steps that the worker has taken."""
-        if reason and self._group is not None and self._group.healthy:
+        if reason and self._group is not None and not self._group.ending.agreed:
             self._group.broken(f"rank 0 has ended: {reason}")
         membership = self._now.membership
         for connection in self.connections:
             connection.quiet()
-        if self._group is not None and self._group.healthy:  # no rank shows weights that others may write
-            self._group.leave()
+        torn = False  # of a group that breaks, some ranks may have pushed a step, and others not
+        if self._group is not None:
+            in_order = self._group.healthy  # then no rank shows weights that others may write
+            torn = not (in_order and self._group.leave())
         if self._group is not None and self._group.hosts_shards and not self._group.healthy:
             self._now.membership.abandon()  # the job ends with its servers: nobody is there to be told
         else:
-            membership.leave(reason, clocks)
+            membership.leave(reason, clocks, torn=torn)
         for connection in self.connections:
             connection.close()
         self.service.close()

@@ -90,7 +90,7 @@ class RankPresence:
 
     def leave(self, reason: str, clocks: Mapping[int, int]) -> None:  # noqa: ARG002 - the leader says them
         """This rank leaves its group; one that ends with an error ends it for all."""
-        if reason and self._group.healthy:
+        if reason and not self._group.ending.agreed:
             self._group.broken(f"rank {self._group.ranks.rank} has ended: {reason}")
         for connection in self._connections:
             connection.quiet()

@@ -250,12 +250,13 @@ class Membership:
             told = [f"waiting for {self._waiting_for}"] if self._waiting and self._waiting_for else []
         return told + self.calls.behind()
 
-    def leave(self, reason: str, clocks: Mapping[int, int] | None = None) -> None:
+    def leave(self, reason: str, clocks: Mapping[int, int] | None = None, *, torn: bool = False) -> None:
         """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again.
 
         Args:
             reason: for people; empty: it is done.
             clocks: table -> steps that it has taken.
+            torn: some partitions may have its last push, and others not: those count that are everywhere.
         """
         self._leaving = True
         if self._stream is None:
@@ -266,6 +267,7 @@ class Membership:
             progress=self._progress(),
             drained=stopping.asked(),
             clocks=clocks or {},
+            torn=torn,
         )
         self._stream.say(leave=leave)
         with self._changed:

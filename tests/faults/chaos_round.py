@@ -21,7 +21,7 @@ from .middle import Fault, Middle
 from .proxy import Proxy
 from .schedule import Act, Event, Round
 from .trainer import OVER
-from .world import World
+from .world import World, place_of
 
 ROUND_LIMIT_S = 200.0  # for its workers to end; what a fault waits for has 40 s
 TRIES = 3  # of shard 1 to reach shard 0, until it does again
@@ -64,11 +64,11 @@ class Chaos:
         self._snapshots = folder / SNAPSHOTS
         self._over = folder / "over"  # is there when all has happened: workers train until then
         self._reach: dict[int, str] = {}
-        self._workers: dict[int, Process] = {}
+        self._workers: dict[str, Process] = {}  # by name: a group has one for each rank
         self._begun: list[Process] = []  # of all workers, also those whose place another has taken
         self._killed: list[Process] = []
         self._lock = threading.Lock()  # guards who is which worker
-        self._pausing = [threading.Lock() for _ in range(plan.num_workers)]
+        self._pausing = {name: threading.Lock() for name in plan.processes}
         self._linking = [threading.Lock() for _ in range(plan.num_workers)]
         self._serving = [threading.Lock() for _ in world.servers.processes]  # one fault at a time each
         self._parting = threading.Lock()  # one fault at a time between the servers
@@ -83,15 +83,14 @@ class Chaos:
         with self._middle() as middle:
             if middle is not None:
                 self._reach[1] = f"{self._world.servers.addresses[0]},{middle.address}"
-            for worker in range(self._plan.num_workers):
-                self._begin(worker)
+            for name in self._plan.processes:
+                self._begin(name)
             stopping = threading.Event()
             doing = threading.Thread(target=self._do_all, args=(events, stopping), daemon=True)
             doing.start()
             until_s = time.monotonic() + ROUND_LIMIT_S
             try:
-                for worker in range(self._plan.num_workers):
-                    self._wait(worker, until_s)
+                self._wait_all(until_s)
             finally:
                 stopping.set()
                 doing.join(LIMIT_S)
@@ -99,7 +98,7 @@ class Chaos:
                     process.wait_end()
         if self._errors:
             raise self._errors[0]
-        self._world.check(*range(self._plan.num_workers))
+        self._world.check(*range(self._plan.num_workers), group=self._plan.group)
 
     @contextlib.contextmanager
     def _middle(self) -> Iterator[Middle | None]:
@@ -112,86 +111,101 @@ class Chaos:
         with Middle(self._world.servers.addresses[1], self._world.data_ports[1], wanted) as middle:
             yield middle
 
-    def _begin(self, worker: int) -> None:
+    def _begin(self, name: str) -> None:
+        worker, rank = place_of(name)
         extra = {OVER: str(self._over)} | ({"ROLLBACKS": "1"} if self._plan.ends_servers else {})
         extra |= {limits.LIMITS: LIVENESS}
         reach = self._reach.get(worker)
         if self._networks:
             extra |= self._networks[worker].environment
             reach = self._world.servers.option.replace("127.0.0.1", self._networks[worker].host)
-        self._workers[worker] = self._world.begin(
+        self._workers[name] = self._world.begin(
             worker,
             f"{self._plan.num_workers}",
             carrier=self._carrier(worker),
             steps=self._plan.steps,
             reach=reach,
             extra=extra,
+            rank=rank if worker == self._plan.group else None,
         )
-        self._begun.append(self._workers[worker])
+        self._begun.append(self._workers[name])
 
     def _carrier(self, worker: int) -> str:
         return "auto" if self._networks else self._plan.carriers[worker]
 
-    def _wait(self, worker: int, until_s: float) -> None:
+    def _wait_all(self, until_s: float) -> None:
+        """Until all workers have ended; the ranks of a group, each by itself, are started again together."""
+        waiting = [
+            threading.Thread(target=self._noting, args=(self._wait, name, until_s), daemon=True)
+            for name in self._plan.processes
+        ]
+        for thread in waiting:
+            thread.start()
+        for thread in waiting:
+            thread.join()
+
+    def _wait(self, name: str, until_s: float) -> None:
         """Until the process that is this worker last has ended."""
         while True:
-            process = self._workers[worker]
+            process = self._workers[name]
             code = process.wait_end(max(until_s - time.monotonic(), 1.0))
-            if not self._is_followed(worker, process, code):
-                assert code == 0, f"worker {worker}: {process.end}:\n{process.text}"
+            if not self._is_followed(name, process, code):
+                assert code == 0, f"{name}: {process.end}:\n{process.text}"
                 return
 
-    def _is_followed(self, worker: int, process: Process, code: int) -> bool:
+    def _is_followed(self, name: str, process: Process, code: int) -> bool:
         """Whether a worker has another process after one that ended; as its supervisor sees to it."""
         with self._lock:
-            if self._workers[worker] is process and code == AGAIN:
-                self._begin(worker)
-            return self._workers[worker] is not process
+            if self._workers[name] is process and code == AGAIN:
+                self._begin(name)
+            return self._workers[name] is not process
 
     def _do_all(self, events: dict[Stop, Event], stopping: threading.Event) -> None:
         threads: list[threading.Thread] = []
         while not (stopping.is_set() or self._errors or len(threads) == len(events)):
             stop = self._faults.poll_stop()
             if stop is not None:
-                threads.append(threading.Thread(target=self._do, args=(events[stop], stop), daemon=True))
+                doing = self._act, events[stop], stop
+                threads.append(threading.Thread(target=self._noting, args=doing, daemon=True))
                 threads[-1].start()
         for thread in threads:
             thread.join(LIMIT_S)
         self._over.touch()
 
-    def _do(self, event: Event, stop: Stop) -> None:
+    def _noting(self, what: Callable[..., None], *given: object) -> None:
         try:
-            self._act(event, stop)
+            what(*given)
         except BaseException as error:  # noqa: BLE001 - it is raised again by `run`
             self._errors.append(error)
 
     def _act(self, event: Event, stop: Stop) -> None:
         self.happened.append(event)
-        side, number = event.process.split()
-        if side == "server":
-            self._act_on_server(int(number), event.act, stop)
+        name = event.process
+        if name.startswith("server"):
+            self._act_on_server(int(name.split()[1]), event.act, stop)
             return
-        worker = int(number)
-        process = self._workers[worker]
+        worker, _ = place_of(name)
+        process = self._workers[name]
         match event.act:
             case Act.KILL:
                 with self._lock:
                     process.signal(signal.SIGKILL)
-                    self._begin(worker)
+                    self._begin(name)
                     self._killed.append(process)
             case Act.STOP:
                 process.signal(signal.SIGTERM)
                 stop.go()
-                self._is_followed(worker, process, process.wait_end())
+                self._is_followed(name, process, process.wait_end())
             case Act.PAUSE | Act.SLEEP:
-                with self._pausing[worker]:  # else one that ends would end another, too
-                    self._pause(worker, event.act, stop)
+                with self._pausing[name]:  # else one that ends would end another, too
+                    self._pause(name, event.act, stop)
             case Act.CUT | Act.BLINK | Act.SILENCE | Act.LOSS:
                 stop.go()
                 with self._linking[worker]:  # else one that ends would end another, too
-                    self._act_on_network(worker, process, event.act)
+                    self._act_on_network(name, process, event.act)
 
-    def _act_on_network(self, worker: int, process: Process, act: Act) -> None:
+    def _act_on_network(self, name: str, process: Process, act: Act) -> None:
+        worker, _ = place_of(name)
         network = self._networks[worker]
         with contextlib.ExitStack() as after:
             match act:
@@ -199,31 +213,31 @@ class Chaos:
                     after.callback(network.mend)
                     network.cut()
                     if act is Act.CUT:
-                        self._wait_evicted(worker, process)
+                        self._wait_evicted(name, process)
                 case Act.SILENCE:
                     before = len(re.findall(NOTICED, process.text))
                     after.callback(network.speak)
                     network.silence()
                     until(  # one that was evicted says nothing more before it has joined again
                         lambda: (
-                            self._is_gone(worker, process) or len(re.findall(NOTICED, process.text)) > before
+                            self._is_gone(name, process) or len(re.findall(NOTICED, process.text)) > before
                         ),
-                        f"worker {worker} says that nothing comes",
+                        f"{name} says that nothing comes",
                     )
                 case Act.LOSS:
                     after.callback(network.lose_no_more)
                     network.lose()
                     until(network.lost, f"packets to worker {worker} are lost")
 
-    def _pause(self, worker: int, act: Act, stop: Stop) -> None:
-        process = self._workers[worker]
+    def _pause(self, name: str, act: Act, stop: Stop) -> None:
+        process = self._workers[name]
         with contextlib.suppress(ProcessLookupError):
             process.signal(signal.SIGSTOP)
         stop.go()
         try:
             until(lambda: is_stopped(process), f"{process.name} is stopped")
             if act is Act.SLEEP:
-                self._wait_evicted(worker, process)
+                self._wait_evicted(name, process)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.signal(signal.SIGCONT)
@@ -342,15 +356,16 @@ class Chaos:
             assert process.wait_end() == 0, process.text
         self._world.begin_server_again(shard)
 
-    def _wait_evicted(self, worker: int, process: Process) -> None:
-        until(lambda: self._is_gone(worker, process), f"worker {worker} is evicted")
+    def _wait_evicted(self, name: str, process: Process) -> None:
+        until(lambda: self._is_gone(name, process), f"{name} is evicted")
 
-    def _is_gone(self, worker: int, process: Process) -> bool:
+    def _is_gone(self, name: str, process: Process) -> bool:
         """Whether it is evicted, or has another process by now.
 
         A job that went back to a snapshot may have no worker of this number, or wait for it to return.
         """
-        followed = self._workers[worker] is not process
+        worker, _ = place_of(name)
+        followed = self._workers[name] is not process
         return followed or self._world.state(worker) not in ("running", "joining", "unknown")
 
 

@@ -26,6 +26,16 @@ def gradient(worker: int, step: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(1_000_003 * (worker + 1) + step))
 
 
+def part(worker: int, step: int, rank: int, size: int) -> torch.Tensor:
+    """What a rank of a group has at a step, shape (N,): the mean of all ranks is `gradient`, to the bit.
+
+    Each element is on one rank alone, and G times as large, for a G that is a power of two.
+    """
+    assert size & (size - 1) == 0, "a quotient is exact"
+    mine = (torch.arange(NUMEL) + step) % size == rank
+    return gradient(worker, step) * size * mine
+
+
 def plan(num_shards: int) -> Plan:
     """How the table is cut."""
     spec = TableSpec(

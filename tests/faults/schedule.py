@@ -87,6 +87,13 @@ class Round:
     carriers: tuple[str, ...]
     events: tuple[Event, ...]
     frames: tuple[FrameFault, ...]
+    group: int | None = None  # this worker is two ranks; their faults go by "worker N" and "worker N/1"
+
+    @property
+    def processes(self) -> list[str]:
+        """Of all workers, by name."""
+        ranks = [] if self.group is None else [f"worker {self.group}/1"]
+        return [*(f"worker {number}" for number in range(self.num_workers)), *ranks]
 
     @property
     def ends_servers(self) -> bool:
@@ -97,11 +104,14 @@ class Round:
     def __str__(self) -> str:
         over = ", ".join(self.carriers)
         head = f"{self.consistency}, {self.num_workers} workers over {over}, {self.steps} steps"
+        head += "" if self.group is None else f", worker {self.group} is a group"
         return "\n".join([head, *(f"  {event}" for event in (*self.events, *self.frames))])
 
 
 def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
     """Round `number` of a seed; in those of an odd number a shard is killed or stopped, or both.
+
+    In those of an even number a worker is a group, without backup workers.
 
     Args:
         seed: of the run.
@@ -161,11 +171,24 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
         Event(process=f"server {shard}", point=more.choice(SERVER_POINTS), step=more.choice(early), act=act)
         for shard, act in last
     ]
+    consistency = CONSISTENCIES[(seed + number) % len(CONSISTENCIES)]
+    group = None
+    if not number % 2 and "backup" not in consistency:  # a group does not go back to a snapshot
+        ranks = random.Random(f"{seed}/{number}/ranks")  # of its own, likewise
+        group = ranks.choice((0, 2))  # the frames of worker 1 lead through a host in the middle
+        events += [
+            Event(process=f"worker {group}/1", point=ranks.choice(POINTS), step=step, act=act)
+            for step, act in zip(
+                sorted(ranks.sample(spread, 2)),
+                (ranks.choice((Act.KILL, Act.STOP)), ranks.choice((Act.SLEEP, Act.PAUSE))),
+                strict=True,
+            )
+        ]
     carriers = tuple(
         "tcp" if worker == 1 and frames else rng.choice(CARRIERS) for worker in range(num_workers)
     )
     return Round(
-        consistency=CONSISTENCIES[(seed + number) % len(CONSISTENCIES)],
+        consistency=consistency,
         num_workers=num_workers,
         steps=steps,
         carriers=carriers,
@@ -175,4 +198,5 @@ def draw(seed: int, number: int, *, steps: int, links: bool = False) -> Round:
             for step, (kind, do) in zip(sorted(rng.sample(spread, len(frames))), frames, strict=True)
             if not (do is Do.REORDER and kind in NO_REORDER)
         ),
+        group=group,
     )

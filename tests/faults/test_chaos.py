@@ -25,6 +25,8 @@ from .schedule import CONSISTENCIES, Act, Event, Round, draw
 STEPS = 150
 SEED = 47  # under which, in a round of bsp, one server is killed and the other one stopped
 WITH_A_SERVERS_END = 1
+WITH_A_GROUP = 48  # a seed under which both ranks of a group are killed in a round of bsp
+GROUP_STEPS = 80
 
 
 @pytest.mark.integration
@@ -72,6 +74,29 @@ def test_the_same_holds_where_networks_are_slow_and_cut() -> None:
     assert "1 rounds with networks of their own held" in ended.stdout
 
 
+@pytest.mark.integration
+@pytest.mark.fault
+def test_the_same_holds_where_a_worker_is_a_group_whose_ranks_are_killed_and_stopped(zygote: Zygote) -> None:
+    """Each rank by itself, in the middle of a step; the ledger has the mean of both, or neither's part."""
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    others = [act.value for act in Act if act not in (Act.KILL, Act.STOP, Act.PAUSE)]
+    (happened,) = chaos.run(
+        zygote.start,
+        folder,
+        seed=WITH_A_GROUP,
+        numbers=[0],
+        until_s=math.inf,
+        steps=GROUP_STEPS,
+        without=(chaos.RESUME, *others),
+    )
+    plan = draw(WITH_A_GROUP, 0, steps=GROUP_STEPS)
+    assert plan.consistency == "bsp"
+    for process in (f"worker {plan.group}", f"worker {plan.group}/1"):
+        acts = {event.act for event in happened if event.process == process}
+        assert acts >= {Act.KILL, Act.PAUSE}
+    shutil.rmtree(folder)
+
+
 def acts_on(side: str, events: Iterable[Event]) -> set[Act]:
     return {event.act for event in events if event.process.startswith(side)}
 
@@ -99,6 +124,18 @@ def test_rounds_go_through_every_consistency_and_every_act() -> None:
     events = [event for one in rounds for event in one.events]
     assert acts_on("worker", events) == set(Act) - {Act.HANG, Act.DOUBLE, Act.FULL}
     assert acts_on("server", events) == set(Act) - {Act.SLEEP, Act.LOSS}
+
+
+def test_in_some_rounds_of_each_consistency_but_backup_a_worker_is_a_group() -> None:
+    rounds = [draw(seed, number, steps=STEPS) for seed in (SEED, SEED + 1) for number in range(8)]
+    of_groups = [one for one in rounds if one.group is not None]
+    assert {one.consistency for one in of_groups} == {*CONSISTENCIES} - {"bsp:backup=1"}
+    for one in of_groups:
+        assert not one.ends_servers, "a group does not go back to a snapshot"
+        rank = f"worker {one.group}/1"
+        assert rank in one.processes
+        assert {event.act for event in one.events if event.process == rank} & {Act.KILL, Act.STOP}
+        assert f"worker {one.group} is a group" in str(one)
 
 
 def test_a_round_that_fails_says_its_seed_its_schedule_and_where_its_logs_are(

@@ -71,7 +71,7 @@ def test_a_killed_rank_takes_its_group_out_as_one_worker_and_the_other_group_goe
     survivor = groups[1][1 - killed]
     assert survivor.wait_end() == 75
     assert re.search(rf"GroupBroken: rank {killed}\b.* has gone", survivor.text), survivor.text
-    until(lambda: state_of(cluster, job, 1) in ("left", "lost"), "the group is out")
+    until(lambda: state_of(cluster, job, 1) == "lost", "the group is evicted")
     for rank in groups[0]:
         steps_on(rank)
     assert state_of(cluster, job, 0) == "running"
@@ -140,7 +140,7 @@ def test_a_rank_that_hangs_ends_its_group_within_the_lease(
     assert survivor.wait_end() == 75
     assert f"rank {stopped} on" in survivor.text
     assert "was silent for" in survivor.text
-    until(lambda: state_of(cluster, job, 1) in ("left", "lost"), "the group is out")
+    until(lambda: state_of(cluster, job, 1) == "lost", "the group is evicted")
     for rank in groups[0]:
         steps_on(rank)
 

@@ -17,7 +17,10 @@ from .controller import Faults
 from .replay import check
 
 TRAINER = str(Path(__file__).with_name("trainer.py"))
+OF_RANKS = str(Path(__file__).with_name("rank_trainer.py"))
 LEASE_S = 1.0
+GROUP_LEASE_S = 4.0  # a rank that is silent for half of it ends its group
+GROUP_SIZE = 2
 STEPS = 8
 
 
@@ -80,14 +83,25 @@ class World:
         steps: int = STEPS,
         reach: str | None = None,
         extra: Mapping[str, str] = {},
+        rank: int | None = None,
     ) -> Process:
-        """Starts a worker; `reach` is its `--servers`, where that is not what the others have."""
+        """Starts a worker, or a rank of a group that is one.
+
+        `reach` is its `--servers`, where that is not what the others have.
+        """
         servers = ("--servers", reach or self.servers.option, "--job", self.job)
         job = ("--consistency", self.consistency, "--num-workers", size)
-        mine = ("--worker", str(worker), "--carrier", carrier, "--lease", str(LEASE_S))
-        final = str(self._folder / f"final-{worker}")
-        environment = self._faults.environment(f"worker {worker}") | dict(extra)
-        return self._spawn("ps-worker", *servers, *job, *mine, TRAINER, str(steps), final, **environment)
+        lease_s = LEASE_S if rank is None else GROUP_LEASE_S
+        mine = ("--worker", str(worker), "--carrier", carrier, "--lease", str(lease_s))
+        script = (TRAINER if rank is None else OF_RANKS, str(steps), str(self._final(worker, rank)))
+        environment = self._faults.environment(name_of(worker, rank)) | dict(extra)
+        if rank is not None:
+            of_rank = dict.fromkeys(("PS_GROUP_RANK", "PS_LOCAL_RANK"), str(rank))
+            environment |= {"PS_GROUP_SIZE": str(GROUP_SIZE), **of_rank}
+        return self._spawn("ps-worker", *servers, *job, *mine, *script, **environment)
+
+    def _final(self, worker: int, rank: int | None) -> Path:
+        return self._folder / f"final-{worker}{'' if rank is None else f'-{rank}'}"
 
     def state(self, worker: int) -> str:
         """What the coordinator says of a worker; "gone": the job has none of this number."""
@@ -99,11 +113,23 @@ class World:
             return "unknown"
         return next((entry.state for entry in status.workers if entry.worker == worker), "gone")
 
-    def check(self, *finished: int) -> None:
-        """The laws, and that these workers have the weights that the ledger makes."""
+    def check(self, *finished: int, group: int | None = None) -> None:
+        """The laws, and that these workers, all ranks of a group too, have the weights of the ledger."""
         weights = check(
             self._faults.ledger, self.servers, self.job, aggregates=self.consistency.startswith("bsp")
         ).numpy()
         for worker in finished:
-            final = np.fromfile(self._folder / f"final-{worker}", dtype=np.float32)
-            assert np.array_equal(final, weights), f"worker {worker} has other weights"
+            for rank in range(GROUP_SIZE) if worker == group else (None,):
+                final = np.fromfile(self._final(worker, rank), dtype=np.float32)
+                assert np.array_equal(final, weights), f"{name_of(worker, rank)} has other weights"
+
+
+def name_of(worker: int, rank: int | None) -> str:
+    """A process of a worker, as faults and people know it: "worker 2", or "worker 2/1" for its rank 1."""
+    return f"worker {worker}/{rank}" if rank else f"worker {worker}"
+
+
+def place_of(name: str) -> tuple[int, int]:
+    """Worker and rank; see `name_of`."""
+    worker, _, rank = name.removeprefix("worker ").partition("/")
+    return int(worker), int(rank or 0)

@@ -132,6 +132,13 @@ MUTANTS = (
         tests=("tests/unit/ps_lab/experiments/test_plan.py",),
     ),
     Mutant(
+        name="report: a run that diverged is in the mean of speeds, though the report says that it is not",
+        file="ps_lab/compare/comparison.py",
+        text="one.data.failed or one.diverged else one.samples_per_s",
+        fault="one.data.failed else one.samples_per_s",
+        tests=OF_SENTENCES,
+    ),
+    Mutant(
         name="report: seeds that differ are said to agree",
         file="ps_lab/compare/sentences.py",
         text="        return self.effect.low > none or self.effect.high < none\n",

@@ -9,6 +9,8 @@ NETWORK = "tests/unit/ps_lab/cluster/test_network.py"
 MEETINGS = "tests/unit/ps_server/coordinator/test_meetings.py"
 SHARES = "tests/unit/ps_worker/data/test_index_share.py"
 GROUPS, FAULTS = "tests/integration/test_groups.py", "tests/faults/test_groups.py"
+SERVERS = "tests/search/test_deadlock_servers.py"
+CHANGES = "tests/unit/ps_server/coordinator/jobs/test_membership_changes.py"
 WINDOWS = "tests/unit/ps_worker/memory/test_mapped_windows.py"
 
 MUTANTS = (
@@ -243,5 +245,35 @@ MUTANTS = (
         text="                    check_same(spec, theirs)\n",
         fault="                    pass\n",
         tests=(f"{GROUPS}::test_ranks_with_different_models_are_refused_by_name_on_all_ranks",),
+    ),
+    Mutant(
+        name="groups: what a broken group has pushed to some shards counts there",
+        file="ps_server/coordinator/jobs/job.py",
+        text="        if torn and member.state is MemberState.JOINED and not member.reader:\n",
+        fault="        if False:\n",
+        tests=(f"{SERVERS}::test_law_17_a_group_whose_ranks_die_one_by_one_holds_nobody_up", CHANGES),
+    ),
+    Mutant(
+        name="groups: the leader of a broken group leaves as one that is whole",
+        file="ps_worker/job/presence.py",
+        text="            torn = not (in_order and self._group.leave())\n",
+        fault="            _ = in_order and self._group.leave()\n",
+        tests=(
+            f"{FAULTS}::test_a_killed_rank_takes_its_group_out_as_one_worker_and_the_other_group_goes_on",
+        ),
+    ),
+    Mutant(
+        name="groups: a leader that nobody has followed takes them to have left",
+        file="ps_worker/group/watch.py",
+        text="        return not waited_for\n",
+        fault="        return True\n",
+        tests=(f"{WATCH}::test_the_leader_waits_for_the_others_before_it_takes_the_store_away",),
+    ),
+    Mutant(
+        name="groups: a thread waits for another rank while the process ends",
+        file="ps_worker/group/group.py",
+        text="                    cut(wires, self.ranks)\n",
+        fault="                    pass\n",
+        tests=(f"{UNIT}/test_group.py",),
     ),
 )

@@ -15,7 +15,7 @@ from typing import Any
 from tests.search.coordinators import CoordinatorNode
 from tests.search.heirs import HeirMoves
 from tests.search.servers import Event
-from tests.search.service import JOINS, LIVES, MAKES, UNDONE, World
+from tests.search.service import BROKEN, JOINS, LIVES, MAKES, UNDONE, World
 from tests.search.shards import lets_in
 from tests.search.workers import COMES, DEAD, GONE, PULLING, PUSHING, SHARDS, TRAINS
 
@@ -123,7 +123,7 @@ class ServerSearch(HeirMoves):
         late = range(len(self.steps) - self.late, len(self.steps))
         drops = self.gate.backup or self.budget.keys() & {"pauses", "leaves", "misses"}
         everybody = range(len(self.steps)) if drops else ()
-        return frozenset((*late, *everybody))
+        return frozenset((*late, *everybody, *self.groups))
 
     # -- what can happen -----------------------------------------------------------------------------
 
@@ -152,6 +152,8 @@ class ServerSearch(HeirMoves):
                 for shard in SHARDS:
                     if worker.at[shard] in (PULLING, PUSHING) and self.heeded(world, number, shard):
                         yield ("pull" if worker.at[shard] == PULLING else "push"), number, shard
+        broken = (number for number in self.groups if world.workers[number].life == BROKEN)
+        yield from (("break_up", number) for number in broken)
         yield from self._of_servers(world)
 
     def _of_servers(self, world: World) -> Iterator[Event]:
@@ -187,10 +189,22 @@ class ServerSearch(HeirMoves):
                 yield "pause", number
             if world.leaves and at_work and worker.at == (PUSHING, PUSHING):  # between two steps
                 yield "leave", number
-            for shard in SHARDS if worker.life == DEAD else ():
+            for shard in SHARDS if worker.life in (DEAD, BROKEN) else ():
                 if worker.at[shard] == PUSHING and self.heeded(world, number, shard):
                     yield "push", number, shard
+        for number in self.groups:
+            yield from self._faults_of_group(world, number)
         yield from self._faults_of_servers(world)
+
+    def _faults_of_group(self, world: World, number: int) -> Iterator[Event]:
+        worker = world.workers[number]
+        if world.rank_deaths and worker.life in (*LIVES, JOINS, BROKEN):
+            yield "die_rank", number, 0
+            if worker.life != BROKEN:
+                yield "die_rank", number, 1
+        _, state = world.coordinator.members.get(number, (0, ""))
+        if world.returns and worker.life == DEAD and state in ("", "left", "lost"):
+            yield "form_again", number
 
     def _faults_of_servers(self, world: World) -> Iterator[Event]:
         coordinator = world.coordinator

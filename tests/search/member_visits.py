@@ -218,6 +218,9 @@ class MemberVisit:
     def _on_leave(self, worker: int, incarnation: int) -> None:
         self._say(worker, incarnation, leave=pb.Leave())
 
+    def _on_break_up(self, worker: int, incarnation: int) -> None:
+        self._say(worker, incarnation, leave=pb.Leave(reason="a rank has gone", torn=True))
+
     def _on_lost(self, worker: int, incarnation: int) -> None:
         """Its lease is over."""
         assert self.room is not None

@@ -34,6 +34,7 @@ from tests.search.workers import (
 
 JOINS, MAKES, STARTS = "joins", "makes", "starts"
 ENDS, UNDONE = "ends", "undone"  # undone: gone, and the job went back after that
+BROKEN = "broken"  # a group: a rank above 0 is dead, and rank 0 has not said so
 LIVES = (MAKES, STARTS, TRAINS, ENDS)
 LATER = ("ServerNotReady", "JobUnknown")  # what a worker that has had a connection tries again after
 OVER = ("RolledBack", "Evicted")
@@ -79,6 +80,8 @@ class World(NamedTuple):
     heirs: int = 0
     heir: Any = None  # see `search_heirs`
     misses: int = 0  # orders to let somebody in that a shard refuses, or answers too late
+    rank_deaths: int = 0  # of ranks of groups
+    returns: int = 0  # of groups that have broken
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,12 +92,14 @@ class Moves:
         model: of the job.
         steps: that each worker takes.
         abstains: worker, step.
+        groups: workers of two ranks; rank 0 leads and is with shard 0, rank 1 is with shard 1.
         reached: what came about, by name.
     """
 
     model: Consistency
     steps: tuple[int, ...]
     abstains: frozenset[tuple[int, int]] = frozenset()
+    groups: frozenset[int] = frozenset()
     reached: set[str] = field(default_factory=set)
     gate: Gate = field(init=False)
     shards: Shards = field(init=False, repr=False)
@@ -187,10 +192,33 @@ class Moves:
         return world
 
     def die(self, world: World, number: int) -> World:
+        return self._stop(world._replace(deaths=world.deaths - 1), number, DEAD)
+
+    def die_rank(self, world: World, number: int, rank: int) -> World:
+        """One rank of a group is dead: no step of the group is taken any more.
+
+        What each rank was about to push may still arrive, or may not.
+        """
+        world = world._replace(rank_deaths=world.rank_deaths - 1)
+        return self._stop(world, number, BROKEN if rank else DEAD)
+
+    def _stop(self, world: World, number: int, life: str) -> World:
         worker = world.workers[number]
         at = tuple(at if at == PUSHING else DONE for at in worker.at)
-        worker = worker._replace(life=DEAD, at=at, before=0)
-        return self._be(world._replace(deaths=world.deaths - 1), number, worker)
+        return self._be(world, number, worker._replace(life=life, at=at, before=0))
+
+    def break_up(self, world: World, number: int) -> World:
+        """Rank 0 says that its group has broken, if it is heard, and ends."""
+        worker = world.workers[number]
+        if world.coordinator.members.get(number) == (worker.incarnation, "joined"):
+            self.reached.add("torn")
+            world = self.say(self._drop_out(world, number), "break_up", number)
+        return put(world, number, life=DEAD)
+
+    def form_again(self, world: World, number: int) -> World:
+        """All ranks of a group are started again."""
+        self.reached.add("formed again")
+        return self._be(world._replace(returns=world.returns - 1), number, Worker(COMES))
 
     def pause(self, world: World, number: int) -> World:
         world = world._replace(pauses=world.pauses - 1)

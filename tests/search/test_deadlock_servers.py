@@ -23,9 +23,12 @@ BACK = ("rolled_back", "RolledBack", "joined")  # told by the coordinator, and b
 
 
 def visits(model, steps, faults, states, ends, *reached):
-    budget = {name: it for name, it in faults.items() if name not in ("late", "abstains")}
+    budget = {name: it for name, it in faults.items() if name not in ("late", "abstains", "groups")}
     late, abstains = faults.get("late", 0), faults.get("abstains", frozenset())
-    search = ServerSearch(model=model, steps=steps, late=late, abstains=abstains, budget=budget)
+    groups = faults.get("groups", frozenset())
+    search = ServerSearch(
+        model=model, steps=steps, late=late, abstains=abstains, groups=groups, budget=budget
+    )
     search.run()
     assert search.states >= states, search.states
     assert search.ends >= ends, search.ends
@@ -96,6 +99,22 @@ def test_law_17_an_order_that_fails_on_some_shards_leaves_nobody_behind(model, f
 def test_law_17_with_backup_workers_too_all_go_back_or_on_together(steps, faults, states, ends):
     """What was chosen, and who is late, is undone on all shards, or known to who takes a server's place."""
     visits(BSP(1), steps, faults, states, ends, "report")
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "faults", "states", "ends"),
+    [
+        (BSP(), (2, 1), {"rank_deaths": 2}, 1960, 83),
+        (SSP(1), (2, 1), {"rank_deaths": 2}, 3344, 85),
+        (BSP(), (1, 1), {"rank_deaths": 1, "returns": 1}, 4323, 54),
+        (BSP(1), (1, 1), {"rank_deaths": 1}, 6367, 99),
+    ],
+    ids=str,
+)
+def test_law_17_a_group_whose_ranks_die_one_by_one_holds_nobody_up(model, steps, faults, states, ends):
+    """Each rank has a shard of its own; what one has pushed and the other has not counts nowhere."""
+    again = ("formed again",) * faults.get("returns", 0)
+    visits(model, steps, {"groups": frozenset({0}), **faults}, states, ends, "torn", *again)
 
 
 @pytest.mark.parametrize(("model", "states", "ends"), [(BSP(), 3482, 14), (SSP(1), 4100, 14)], ids=str)

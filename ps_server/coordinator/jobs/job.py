@@ -262,9 +262,24 @@ class Job:
         return [removal(self.name, member)]
 
     def leave(
-        self, member: Member, reason: str = "", clocks: Mapping[int, int] | None = None
+        self,
+        member: Member,
+        reason: str = "",
+        clocks: Mapping[int, int] | None = None,
+        *,
+        torn: bool = False,
     ) -> list[Action]:
-        """A worker goes, in order; with a reason, the others are told. `clocks`: its steps, by table."""
+        """A worker goes, in order; with a reason, the others are told.
+
+        Args:
+            member: who.
+            reason: for people.
+            clocks: its steps, by table.
+            torn: its ranks have not all left in order: some partitions may have its last push, and others
+                not. It is evicted, so that of its pushes those count that are everywhere.
+        """
+        if torn and member.state is MemberState.JOINED and not member.reader:
+            return self.lost(member, f"left: {reason}")
         if clocks:
             self.ends[member.worker] = dict(clocks)
         if member.state in (MemberState.JOINING, MemberState.JOINED) and not member.reader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -42,6 +42,14 @@ def samples(text: bytes, **labels: str) -> dict[str, float]:
     return found
 
 
+@pytest.fixture
+def untouched(loop_thread: LoopThread) -> Iterator[Cluster]:
+    """A service of this test's own: no other test's job trains, or waits for the end of a lease, on it."""
+    cluster = Cluster(loop_thread, 1)
+    yield cluster
+    cluster.close()
+
+
 def train(cluster: Cluster, job: str, model: str, **settings: object) -> None:
     def body(worker: ps.Worker) -> None:
         table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0))
@@ -62,9 +70,11 @@ def _as_many_jobs_as_there_are(monkeypatch):
     monkeypatch.setattr(server_metrics, "MOST_JOBS", 10_000)
 
 
-def test_jobs_that_train_have_series_before_those_that_have_ended(one_shard, loop_thread, monkeypatch):
+def test_jobs_that_train_have_series_before_those_that_have_ended(untouched, loop_thread, monkeypatch):
     """Else the oldest names would hide whatever runs on servers that stay up."""
-    train(one_shard, fresh_name(), "bsp")
+    train(untouched, fresh_name(), "bsp")
+    shard = untouched.shards[0].shard
+    until(lambda: not any(job.members for job in shard.jobs()), "its workers have left")
     job = f"zz-{fresh_name()}"
     monkeypatch.setattr(server_metrics, "MOST_JOBS", 1)
 
@@ -72,9 +82,9 @@ def test_jobs_that_train_have_series_before_those_that_have_ended(one_shard, loo
         table = worker.table({"w": torch.zeros(SIZE)}, optimizer=ps.SGD(lr=1.0))
         table.push({"w": torch.ones(SIZE)})
         table.pull().result()
-        return of_table(one_shard, loop_thread, job)
+        return of_table(untouched, loop_thread, job)
 
-    (seen,) = run_workers(one_shard, body, num_workers=1, consistency="asp", job=job)
+    (seen,) = run_workers(untouched, body, num_workers=1, consistency="asp", job=job)
     assert seen["ps_pushes_total outcome=received"] == 1
 
 
@@ -94,13 +104,13 @@ def test_gaps_taus_and_waits_have_one_entry_per_push_and_pull(one_shard, loop_th
 
 
 @pytest.mark.parametrize("carrier", ["shm", "uds", "tcp", "grpc"])
-def test_bytes_are_counted_by_carrier_also_when_connections_have_gone(one_shard, loop_thread, carrier):
+def test_bytes_are_counted_by_carrier_also_when_connections_have_gone(untouched, loop_thread, carrier):
     job = fresh_name()
-    shard = one_shard.shards[0].shard
-    before = samples(metrics_of(one_shard, loop_thread).text(), carrier=carrier, shard="0")
-    train(one_shard, job, "bsp", carrier=carrier)
+    shard = untouched.shards[0].shard
+    before = samples(metrics_of(untouched, loop_thread).text(), carrier=carrier, shard="0")
+    train(untouched, job, "bsp", carrier=carrier)
     until(lambda: not shard.traffic.figures()[carrier].connections, "they have gone")
-    seen = samples(metrics_of(one_shard, loop_thread).text(), carrier=carrier, shard="0")
+    seen = samples(metrics_of(untouched, loop_thread).text(), carrier=carrier, shard="0")
     nbytes = shard.table(job, 0).totals().weight_bytes
     for direction, least in (("in", WORKERS * STEPS), ("out", WORKERS * STEPS)):
         name = f"ps_carrier_bytes_total direction={direction}"
@@ -117,7 +127,7 @@ def test_weights_are_counted_for_each_worker_that_got_them(one_shard, loop_threa
     assert totals.meters.bytes_out >= totals.meters.pulls * totals.weight_bytes
 
 
-def test_only_so_many_workers_have_series_of_their_own(one_shard, loop_thread, monkeypatch):
+def test_only_so_many_workers_have_series_of_their_own(untouched, loop_thread, monkeypatch):
     """Those with the lowest numbers; the others are counted, and are in the sums."""
     monkeypatch.setattr(server_metrics, "MOST_WORKERS", 2)
     job = fresh_name()
@@ -128,10 +138,10 @@ def test_only_so_many_workers_have_series_of_their_own(one_shard, loop_thread, m
         table.push({"w": torch.ones(SIZE)})
         table.pull().result()
         if worker.rank == 0:
-            seen.append(metrics_of(one_shard, loop_thread).text())
+            seen.append(metrics_of(untouched, loop_thread).text())
         worker.barrier()
 
-    run_workers(one_shard, body, num_workers=WORKERS, job=job)
+    run_workers(untouched, body, num_workers=WORKERS, job=job)
     (text,) = seen
     named = {name for name in samples(text, ps_job=job) if "worker=" in name}
     assert {name.rpartition("worker=")[2] for name in named} == {"0", "1"}
@@ -139,11 +149,11 @@ def test_only_so_many_workers_have_series_of_their_own(one_shard, loop_thread, m
     assert samples(text, ps_job=job, shard="0", table="0")["ps_pushes_total outcome=received"] == WORKERS
 
 
-def test_refusals_are_counted_by_what_was_refused(one_shard, loop_thread):
-    shard = one_shard.shards[0].shard
-    before = samples(metrics_of(one_shard, loop_thread).text(), shard="0")
+def test_refusals_are_counted_by_what_was_refused(untouched, loop_thread):
+    shard = untouched.shards[0].shard
+    before = samples(metrics_of(untouched, loop_thread).text(), shard="0")
     shard.count_refused()
-    seen = samples(metrics_of(one_shard, loop_thread).text(), shard="0")
+    seen = samples(metrics_of(untouched, loop_thread).text(), shard="0")
     assert seen["ps_refused_total what=frame"] == before["ps_refused_total what=frame"] + 1
     assert seen["ps_refused_total what=call"] == before["ps_refused_total what=call"]
 

@@ -126,6 +126,9 @@ def test_runs_that_failed_or_diverged_are_named_and_in_no_mean(tmp_path: Path):
     assert "1 of 3 runs of asp diverged and 1 of 3 runs of asp failed and are left out" in str(quality)
     speed = next(one for one in findings(comparison) if one.subject == "asp" and one.question == SPEED)
     assert speed.note == quality.note
+    assert arm.samples_per_s.keys() == {0}
+    assert speed.effect is not None
+    assert speed.effect.pairs == 1
     said = " ".join(sentences(comparison))
     assert "worker 3 exited with code 1" in said
     assert "diverged (their loss was no number): asp (quiet), asp (transient)" in said

@@ -134,6 +134,15 @@ def test_a_rank_that_has_left_in_order_is_not_missed() -> None:
     assert group.reasons == [None, None]
 
 
+def test_the_leader_knows_whether_all_others_have_left_in_order() -> None:
+    group = Group(3)
+    assert group.watches[1].leave()
+    assert group.watches[2].leave()
+
+    assert group.watches[0].leave()
+    assert group.watches[0].leave(), "also when it is asked again"
+
+
 def test_the_first_reason_stays_and_reaches_all() -> None:
     group = Group(3)
     group.watches[2].tell("rank 2 has run out of memory")
@@ -160,7 +169,7 @@ def test_the_leader_waits_for_the_others_before_it_takes_the_store_away(broken: 
         clock=lambda: asked.append(0.0) or float(len(asked)),  # type: ignore[func-returns-value]
     )
 
-    watch.leave()  # rank 1 never comes: each look at the clock is a second
+    assert not watch.leave()  # rank 1 never comes: each look at the clock is a second
 
     assert len(asked) < (5 if broken else 9)
     assert group.store.values["alive/0"] == b"left"

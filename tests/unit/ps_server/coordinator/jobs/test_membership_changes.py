@@ -30,6 +30,18 @@ def test_a_number_that_has_become_free_is_taken_in_mid_run():
     assert desk.last(again, "table_started").table_started.step == 7
 
 
+def test_of_a_worker_whose_ranks_have_not_all_left_in_order_counts_what_all_shards_have():
+    """It goes as one that is evicted: every shard holds still before a step is named."""
+    desk = Desk(2)
+    zero, one = desk.start()
+    desk.clocks = {0: 7}
+    desk.do(desk.job.leave(one, "rank 1 has gone", torn=True))
+    assert [order.WhichOneof("kind") for order in desk.orders[-2:]] == ["fence", "evict"]
+    assert desk.orders[-1].evict.limits == {0: 7}
+    assert "left: rank 1 has gone" in desk.last(zero, "notice").notice.text
+    assert (one.state, zero.state) == ("lost", "joined")
+
+
 def test_a_range_starts_with_its_least_and_takes_up_to_its_most():
     """By whichever numbers; the first to arrive brings the weights."""
     desk = Desk(3, min_workers=2)
