@@ -37,6 +37,7 @@ from ps_wire.frames.service import DataStream, FramesOut, Service
 from ps_wire.process import watched
 from ps_wire.sockets.frame_socket import close_all
 from ps_wire.v1 import coordinator_pb2, shard_pb2
+from ps_worker.process.farewell import UNHURRIED, Farewell
 from ps_worker.process.retry import Retry
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
@@ -159,20 +160,20 @@ class Connection:
         """The worker is about to leave: that a shard takes nothing of it any more is not said."""
         self._quiet.set()
 
-    def close(self, drain_s: float = 2.0) -> None:
-        """Ends the connection once what is queued has left, or after `drain_s`."""
+    def close(self, drain_s: float = 2.0, farewell: Farewell = UNHURRIED) -> None:
+        """Ends the connection once what is queued has left, or after `drain_s`; `farewell`: of the worker."""
         self._closing.set()
         with self._lock:
             live = self._outbox is not None
             if self._outbox is not None:
                 self._outbox.close()
         if live:
-            self._thread.join(drain_s)
+            self._thread.join(farewell.left_s(drain_s))
         if self._call is not None:
             self._call.cancel()
-        self._thread.join(drain_s)
+        self._thread.join(farewell.left_s(drain_s))
         if self._watcher.ident is not None:
-            self._watcher.join(drain_s)
+            self._watcher.join(farewell.left_s(drain_s))
 
     # -- the watching thread ---------------------------------------------------------------------------
 

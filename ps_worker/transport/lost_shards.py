@@ -23,6 +23,11 @@ class ShardConnection(Protocol):
         """Whether the connection is broken, or the shard's process does not answer within the limit."""
 
 
+def is_any_lost(connections: Iterable[ShardConnection], limit_s: float) -> bool:
+    """Whether a shard does not answer; waits for the first such one, for `limit_s`."""
+    return any(connection.is_lost(limit_s) for connection in connections)
+
+
 def lost_shards(connections: Iterable[ShardConnection]) -> list[str]:
     """The shards without which nobody goes on, in a line each."""
     lost = [connection for connection in connections if connection.is_lost(ANSWER_LIMIT_S)]
