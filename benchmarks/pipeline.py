@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--width", type=int, default=832)
+    parser.add_argument("--width", type=int, default=1280)
     options = parser.parse_args()
     if options.what == "step":
         figures = step(options.stages, options.rounds)

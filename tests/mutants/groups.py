@@ -240,6 +240,13 @@ MUTANTS = (
         tests=(f"{CHANNEL}::test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged",),
     ),
     Mutant(
+        name="groups: the thread keeps the tensors of its latest call",
+        file="ps_worker/group/channel.py",
+        text="            del todo, call  #",
+        fault="            pass  #",
+        tests=(f"{CHANNEL}::test_what_has_been_sent_and_received_is_not_kept",),
+    ),
+    Mutant(
         name="groups: models of ranks are not compared",
         file="ps_worker/job/relayed_seat.py",
         text="                    check_same(spec, theirs)\n",
