@@ -79,7 +79,7 @@ class Servers:
         return ",".join(self.addresses)
 
     def worker(self, job: str = "") -> tuple[str, ...]:
-        """The command of a worker of a job, a fresh one where none is named; its options and script follow."""
+        """The command of a worker of a job, a fresh one where none is named; options and script follow."""
         return "ps-worker", "--servers", self.option, "--job", job or fresh_job()
 
     def close(self) -> list[int]:
