@@ -86,6 +86,7 @@ class Worker:
         self._own_servers = own_servers
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
+        self._interrupted = False  # its block is left after Ctrl-C
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
         self._group = group
@@ -612,7 +613,7 @@ class Worker:
         if self._left or os.getpid() != self._pid:
             return
         self._metrics.close()
-        self._steps.leave(reason)
+        self._steps.leave(reason, hurried=self._interrupted or stopping.interrupted())
         if self._own_servers is not None:
             self._own_servers.close(in_order=not reason)
         self._left = True
@@ -629,6 +630,7 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._interrupted = isinstance(error, KeyboardInterrupt)
         self.leave(reason_of(error))
 
     # -- inside ----------------------------------------------------------------------------------------

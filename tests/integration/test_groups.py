@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.faults.links import UNSHARE, refusal
+from tests.until import LIMIT_S
+
+from . import ranks_apart
 from .groups import SCRIPT, start_groups, start_rank
 from .processes import Process, Start
 from .servers import Servers, fresh_job
@@ -77,6 +83,41 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
         for at in RANKS:
             for mine, theirs in zip(weights, rows[at][step]["weights"], strict=True):
                 assert torch.equal(mine.detach(), theirs), (step, at)
+
+
+def test_ranks_on_two_hosts_take_the_same_steps_and_send_each_link_what_one_rank_would(
+    tmp_path: Path,
+) -> None:
+    """No address but that of the server is named. Of four ranks two are on each host, and sum there first."""
+    size = 4
+    if (why := refusal()) is not None:
+        pytest.skip(why)
+    done = subprocess.run(
+        [*UNSHARE, sys.executable, "-m", "tests.integration.ranks_apart", str(tmp_path), str(size)],
+        capture_output=True,
+        text=True,
+        timeout=3 * LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["codes"] == [0] * size, found["said"]
+    assert "gradients are reduced over hosts" in found["said"][0]
+    rows = [torch.load(tmp_path / f"0-{rank}.pt") for rank in range(size)]
+    weights = [torch.nn.Parameter(it.clone()) for it in rows[0][0]["weights"]]
+    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9, fused=True)
+    for step in range(1, ranks_apart.STEPS + 1):
+        for parts in zip(weights, *(row[step]["gradients"] for row in rows), strict=True):
+            given = [torch.zeros_like(parts[0]) if it is None else it for it in parts[1:]]
+            halves = [sum(it[1:], start=it[0]) for it in (given[: size // 2], given[size // 2 :])]
+            parts[0].grad = (halves[0] + halves[1]) / size
+        optimizer.step()
+        for row in rows:
+            assert row[step]["digest"] == rows[0][step]["digest"]
+            assert all(map(torch.equal, row[step]["weights"], (it.detach() for it in weights)))
+    model_bytes = sum(it.nbytes for it in weights)
+    for way in ("there", "back"):  # half a model of gradients, of weights, and of what servers are sent: 1.5
+        assert found[way] < 3 * ranks_apart.STEPS * model_bytes, found  # all to all it would be 3.5 to 4
 
 
 UNEQUAL = """

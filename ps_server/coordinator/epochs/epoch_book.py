@@ -154,6 +154,11 @@ class EpochBook:
         """Whether steps were made of its batches."""
         return loader in self._training
 
+    def is_newest(self, loader: int, epoch: int) -> bool:
+        """Whether no epoch of a loader that trains was begun after it: no step is of a later one."""
+        begun = [key for key in self._epochs if self.trains(key[0])]
+        return begun[-1:] == [(loader, epoch)]
+
     def mark(self, loader: int, worker: int, incarnation: int, mark: PieceMark) -> None:
         """A worker says how far it has come, before the pushes of the step leave."""
         for piece in self._of(loader, worker, incarnation)[-1:]:
