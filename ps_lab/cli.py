@@ -52,7 +52,7 @@ app.command()(simulate_cli.simulate)
 app.command()(top_cli.top)
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_interspersed_args": False})
 def launch(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Training script.", show_default=False)],
@@ -279,8 +279,8 @@ def compare(
     Each run is a job on servers of this machine. What has ended is never repeated: after Ctrl-C or a crash,
     --resume goes on with the runs that are missing.
 
-    Exit codes: 0 all runs are done, or the budget is over; 1 some runs failed, and the others are done; 64
-    the experiment makes no sense, or the folder belongs to another; 130 Ctrl-C.
+    Exit codes: 0 all runs are done, or the budget is over; 1 some runs failed, and the others are done, or a
+    file cannot be written; 64 the experiment makes no sense, or the folder belongs to another; 130 Ctrl-C.
     """
     from ps_lab.compare.comparing import Choice  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.compare.folder import Folder  # noqa: PLC0415

@@ -229,6 +229,7 @@ def _run(script: Callable[[], object]) -> None:
         left = script()
     except KeyboardInterrupt:
         interrupted = True
+        stopping.interrupt()
         raise
     except PsError as error:
         stopping.script_ended()

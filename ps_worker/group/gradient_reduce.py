@@ -208,7 +208,7 @@ class GradientReduce:
             self._gradient(it).copy_(sums[0].div_(len(self._header.there)))
 
     def _host_sum(self, partition: Partition, ranks: Sequence[int]) -> torch.Tensor:
-        """What ranks of this host have of a partition, added in rank order; of 16 bits in float32."""
+        """Adds what ranks of this host have of a partition, in rank order; 16 bits in float32."""
         assert self._lent is not None
         total = self._buffer(self._rank, partition, wide=True)
         for place, rank in enumerate(ranks):

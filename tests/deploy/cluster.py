@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from ps_lab.cluster.namespace import Namespace
 from tests.faults import limits as faults_limits
 from tests.faults import links
 from tests.integration.processes import LIMIT_S, Process, Zygote
@@ -43,8 +44,8 @@ class Node:
     def __init__(self, number: int) -> None:
         self.address = f"10.88.0.{number}"
         self._name = f"n{number}"
-        self._holder = links.namespace()
-        pid = str(self._holder.pid)
+        self._namespace = Namespace()
+        pid = str(self._namespace.pid)
         links.ip("link", "add", self._name, "type", "veth", "peer", "name", "eth0", "netns", pid)
         links.ip("link", "set", self._name, "master", BRIDGE, "up")
         for words in (
@@ -52,12 +53,12 @@ class Node:
             ("link", "set", "eth0", "up"),
             ("link", "set", "lo", "up"),
         ):
-            subprocess.run(["nsenter", "--net", "--target", pid, "ip", *words], check=True)
+            subprocess.run([*self._namespace.enter, "ip", *words], check=True)
 
     @property
     def environment(self) -> dict[str, str]:
         """Of a process that is to be on it."""
-        return {links.ENTER: f"/proc/{self._holder.pid}/ns/net"}
+        return {links.ENTER: self._namespace.path}
 
     def vanish(self) -> None:
         """Nothing reaches it any more, and nobody is told."""
@@ -66,11 +67,7 @@ class Node:
     def close(self) -> None:
         """Takes it away; its processes have ended."""
         links.ip("link", "del", self._name)  # else it goes with the namespace, some time later
-        assert self._holder.stdin is not None
-        assert self._holder.stdout is not None
-        self._holder.stdin.close()
-        self._holder.stdout.close()
-        self._holder.wait()
+        self._namespace.close()
 
 
 class Cluster:
@@ -122,11 +119,15 @@ class Cluster:
         it = containers(pod.workload)[0] if container is None else container
         environment = pod.environment(it)
         command = [expand(word, environment) for word in [*it["command"], *it.get("args", ())]]
-        if command[0] == "ps-worker":
-            command = ["ps-worker", TRAINER, str(self.folder)]
-        made = self._zygote.start(
-            *command, environment=environment | self._entry(node, self._files(pod, it, secrets))
-        )
+        return self.run(command, node, environment, self._files(pod, it, secrets))
+
+    def run(
+        self, command: Sequence[str], node: Node, environment: Mapping[str, str], files: Mapping[str, Path]
+    ) -> Process:
+        """Starts a command of ours on a node; `files` has what lies where, beside the file of names."""
+        words = ("ps-worker", TRAINER, str(self.folder)) if command[0] == "ps-worker" else command
+        seen = {"/etc/hosts": self._hosts, **files}
+        made = self._zygote.start(*words, environment={**environment, **self._entry(node, seen)})
         self._stack.callback(made.kill)
         return made
 
@@ -144,7 +145,7 @@ class Cluster:
         claims = {it["metadata"]["name"] for it in pod.workload["spec"].get("volumeClaimTemplates", ())}
         claims |= {it["name"] for it in spec["volumes"] if "persistentVolumeClaim" in it}
         held = pod.secrets()
-        files = {"/etc/hosts": self._hosts}
+        files: dict[str, Path] = {}
         for mount in container["volumeMounts"]:
             name, source = mount["name"], self.folder / "volumes" / pod.name / mount["name"]
             if name in given:

@@ -146,7 +146,7 @@ def test_groups_of_different_size_weigh_as_their_ranks_where_that_is_wanted(
 
     ranks = [
         spawn(
-            *("ps-worker", "--servers", cluster.option, "--job", job, "--num-workers", "2"),
+            *(*cluster.worker(job), "--num-workers", "2"),
             *(str(script), weight),
             PS_WORKER=worker,
             PS_GROUP_SIZE=size,
@@ -242,7 +242,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_host_of_who_came(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
     alone = spawn(
-        *("ps-worker", "--servers", cluster.option, "--job", fresh_job(), "--group-size", "3"),
+        *(*cluster.worker(), "--group-size", "3"),
         *(SCRIPT, str(tmp_path), "1"),
         RANK="1",
         WORLD_SIZE="3",
@@ -334,9 +334,7 @@ def test_a_group_is_close_to_one_worker_with_as_many_times_the_batch(
 ) -> None:
     script = tmp_path / "learns.py"
     script.write_text(LEARNS)
-    alone = spawn(
-        *("ps-worker", "--servers", cluster.option, "--job", fresh_job()), *(str(script), str(tmp_path), "8")
-    )
+    alone = spawn(*cluster.worker(), *(str(script), str(tmp_path), "8"))
 
     ranks = start_groups(spawn, cluster, str(script), str(tmp_path), "4", groups=1)[0]
 
@@ -445,7 +443,7 @@ def test_calls_of_torch_distributed_reach_the_ranks_of_the_group(
 
 def test_one_command_starts_all_ranks_of_its_groups(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
     started = spawn(
-        *("ps-worker", "--servers", cluster.option, "--job", fresh_job()),
+        *cluster.worker(),
         *("--nproc", "4", "--group-size", "2", SCRIPT, str(tmp_path), "3"),
     )
 
@@ -478,7 +476,7 @@ def test_a_process_group_of_the_scripts_own_is_the_worker(
 
     ranks = [
         spawn(
-            *("ps-worker", "--servers", cluster.option, "--job", job, "--worker", "0"),
+            *(*cluster.worker(job), "--worker", "0"),
             str(script),
             RANK=str(rank),
             WORLD_SIZE="2",

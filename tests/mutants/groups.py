@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         name="groups: hosts of a bench have no slow links",
         file="ps_lab/cluster/network.py",
-        text='        _run(*inside, "tc", *shape(link, INTERFACE))\n',
+        text='        _run(*inside.enter, "tc", *shape(link, INTERFACE))\n',
         fault="        pass\n",
         tests=(f"{NETWORK}::test_a_link_between_two_hosts_is_as_slow_as_it_should_be",),
         survives="the other end of the link is as slow",
@@ -238,6 +238,13 @@ MUTANTS = (
         text="            self._kept[source, is_late].append(said)\n",
         fault="            self._kept[source, late].append(said)\n",
         tests=(f"{CHANNEL}::test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged",),
+    ),
+    Mutant(
+        name="groups: the thread keeps the tensors of its latest call",
+        file="ps_worker/group/channel.py",
+        text="            del todo, call  #",
+        fault="            pass  #",
+        tests=(f"{CHANNEL}::test_what_has_been_sent_and_received_is_not_kept",),
     ),
     Mutant(
         name="groups: models of ranks are not compared",
