@@ -31,6 +31,7 @@ from ps_worker.model.registered import GroupsInForce
 from ps_worker.optimizer.at_forward import AtForward
 from ps_worker.optimizer.wrapped import WrappedOptimizer
 from ps_worker.process import console, stopping
+from ps_worker.process.farewell import UNHURRIED, Farewell
 from ps_worker.process.one_thread import OneThread
 from ps_worker.process.straggling import Straggling
 from ps_worker.process.waiting import LongWaits
@@ -128,6 +129,10 @@ class Steps:
         self.link.side.registered.add(f"@optimizer {len(self.optimizers)}", GroupsInForce(wrapped))
         self.optimizers.append(wrapped)
 
+    def add_table(self, table: Table) -> None:
+        """One more without autograd."""
+        self.tables.append(table)
+
     @property
     def _all(self) -> list[TakesSteps]:
         """The optimizers and tables: all that takes steps."""
@@ -204,9 +209,9 @@ class Steps:
             name = f"{name} rank {self._group.ranks.rank}"
         logger.info("%s: %s", name, one_line(text))
 
-    def say_wait(self, text: str) -> None:
+    def say_wait(self, text: str, workers: str = "") -> None:
         """See `StepHost`."""
-        self.link.presence.say_wait(text)
+        self.link.presence.say_wait(text, workers)
 
     @property
     def place(self) -> stopping.Place:
@@ -583,7 +588,7 @@ class Steps:
         )
 
     def _whom(self) -> list[str]:
-        return self.link.presence.membership.whom() if self._joined else []
+        return self.link.presence.whom() if self._joined else []
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -613,9 +618,15 @@ class Steps:
         self.finished = True
         self._flush_record()
 
-    def leave(self, reason: str) -> None:
-        """Leaves the job; called again, it does what Ctrl-C left undone. `reason`: see `JobLink.close`."""
+    def leave(self, reason: str, *, hurried: bool = False) -> None:
+        """Leaves the job; called again, it does what Ctrl-C left undone.
+
+        Args:
+            reason: see `JobLink.close`.
+            hurried: a person waits, after Ctrl-C: for servers that do not answer there is no time.
+        """
         self.leaving = True
+        farewell = self.link.presence.farewell() if hurried and self._joined else UNHURRIED
         if not reason:
             self._say_untrained()
         with ExitStack() as last_first:  # whatever one of them raises, the others are called
@@ -623,22 +634,22 @@ class Steps:
                 last_first.callback(self.recorder.close, self._totals())
             if self._scalars is not None:
                 last_first.callback(self._scalars.close)
-            last_first.callback(self.link.close, reason)
-            last_first.callback(self._settle_pushes)
+            last_first.callback(self.link.close, reason, farewell)
+            last_first.callback(self._settle_pushes, farewell)
             for handle in self._at_forwards:
                 last_first.callback(handle.remove)
             for optimizer in self.optimizers:
                 last_first.callback(optimizer.detach)
-                last_first.callback(self._let_go, optimizer)
+                last_first.callback(self._let_go, optimizer, farewell)
 
     @staticmethod
-    def _let_go(optimizer: WrappedOptimizer) -> None:
+    def _let_go(optimizer: WrappedOptimizer, farewell: Farewell) -> None:
         with suppress(PsError):  # then the others know already
-            optimizer.release(SETTLE_LIMIT_S)
+            optimizer.release(farewell.left_s(SETTLE_LIMIT_S))
 
-    def _settle_pushes(self) -> None:
+    def _settle_pushes(self, farewell: Farewell) -> None:
         """Waits until what has left is on the shards: then it counts when the worker has left."""
-        until_s = time.monotonic() + SETTLE_LIMIT_S
+        until_s = time.monotonic() + farewell.left_s(SETTLE_LIMIT_S)
         with suppress(PsError):
             for exchange in self.link.exchanges:
                 exchange.in_flight.wait_acked(limit_s=max(until_s - time.monotonic(), 0.0))

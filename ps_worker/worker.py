@@ -86,6 +86,7 @@ class Worker:
         self._own_servers = own_servers
         self._models: dict[int, torch.nn.Module] = {}  # by table, whose buffers go along with the first of it
         self._table_of: dict[int, tuple[torch.Tensor, int]] = {}  # by id; it keeps the tensor alive
+        self._interrupted = False  # its block is left after Ctrl-C
         self._left = False  # only once all of it is done: what was interrupted is done again
         self._pid = os.getpid()
         self._group = group
@@ -162,16 +163,18 @@ class Worker:
                 "worker.pipeline() needs one process for each stage: start ps-worker with --pipeline-stages, "
                 "or give pipeline_stages to connect() (PS_PIPELINE_STAGES)"
             )
-        blocks = blocks_of(model)
+        blocks, stages = blocks_of(model), stages or self.group_size
         return Pipeline(
             model,
             blocks,
             group,
+            asked_stages=stages,
+            asked_cuts=cuts,
             cuts=cuts_of(
                 blocks,
                 group,
                 model,
-                stages=stages or self.group_size,
+                stages=stages,
                 names=cuts,
                 by=by,
                 example=example,
@@ -331,7 +334,7 @@ class Worker:
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
         made = Table(exchange, tuple(tensors), step, self._steps)
-        self._steps.tables.append(made)
+        self._steps.add_table(made)
         return made
 
     def register_state(self, name: str, kept: Any) -> None:
@@ -610,7 +613,7 @@ class Worker:
         if self._left or os.getpid() != self._pid:
             return
         self._metrics.close()
-        self._steps.leave(reason)
+        self._steps.leave(reason, hurried=self._interrupted or stopping.interrupted())
         if self._own_servers is not None:
             self._own_servers.close(in_order=not reason)
         self._left = True
@@ -627,6 +630,7 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._interrupted = isinstance(error, KeyboardInterrupt)
         self.leave(reason_of(error))
 
     # -- inside ----------------------------------------------------------------------------------------
@@ -648,8 +652,10 @@ class Worker:
         if as_views and self._group is not None and self._group.stages is not None:
             self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         if clip_grad_norm is not None and not self._settings.consistency.aggregates:
+            stages = self._group is not None and self._group.stages is not None
             self._refuse_in_group(
-                f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"
+                f"clip_grad_norm under {self._settings.consistency}",
+                "take bsp" if stages else "clip in the script, or take bsp",  # a stage has not the whole norm
             )
         return False
 

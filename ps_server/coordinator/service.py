@@ -248,9 +248,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             ),
         )
         runner.say_epochs()
-        if piece is None:
-            return pb.ShareReply()
-        return pb.ShareReply(piece=piece_to_proto(piece))
+        return pb.ShareReply(
+            piece=None if piece is None else piece_to_proto(piece),
+            newest=shares.is_newest(loader, request.epoch),
+        )
 
     async def Use(self, request: pb.UseRequest, context: grpc.aio.ServicerContext) -> pb.UseReply:
         """How far a worker has come in what it hands out."""

@@ -18,19 +18,18 @@ RECEIVED_BYTES = 1 << 14
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
 
 
-def diagnose(address: str, tls: TlsFolder | None) -> TlsRefused | None:
+def diagnose(address: str, tls: TlsFolder | None, limit_s: float = LIMIT_S) -> TlsRefused | None:
     """Finds what is wrong with TLS between this process and a server; None: nothing, or it is not there.
-
-    Blocks for at most some seconds.
 
     Args:
         address: HOST:PORT of the control plane.
         tls: our certificates; None: we speak without TLS.
+        limit_s: for each answer that it waits for, of which there are some.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        with socket.create_connection((host, int(port)), LIMIT_S) as connected:
+        with socket.create_connection((host, int(port)), limit_s) as connected:
             return _plain(connected, address) if tls is None else _with_tls(connected, host, address, tls)
     except OSError:
         return None

@@ -981,10 +981,12 @@ class Mark(_message.Message):
     def __init__(self, step: _Optional[int] = ..., batches: _Optional[int] = ..., samples: _Optional[int] = ..., pace_batches: _Optional[int] = ..., pace_samples: _Optional[int] = ...) -> None: ...
 
 class ShareReply(_message.Message):
-    __slots__ = ("piece",)
+    __slots__ = ("piece", "newest")
     PIECE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     piece: Piece
-    def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+    newest: bool
+    def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ..., newest: bool = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("epoch", "place", "count", "first")

@@ -53,6 +53,7 @@ class EpochDealer:
     Attributes:
         trains: steps were made of its batches.
         begins: an iteration asks for its first piece.
+        newest: see `Dealer`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class EpochDealer:
             sums: of a few rows of it, which are about the same on all workers.
         """
         self._taken: Position | None = None  # where this loader was, in a position that is taken up
-        self.trains = self.begins = False
+        self.trains = self.begins = self.newest = False
         self._loader = loader
         self._source = source
         self._samples = samples
@@ -171,6 +172,7 @@ class EpochDealer:
         self._told = PieceMark(
             step=self._step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples
         )
+        self.newest = reply.newest
         if not reply.HasField("piece"):
             self._incarnation = 0
             return None

@@ -40,6 +40,10 @@ class Dealer(Protocol):
     def behind(self) -> int:
         """Steps that the script takes again: batches are handed out that were used already."""
 
+    @property
+    def newest(self) -> bool:
+        """Whether no epoch was begun after that of which it was asked last: no step is of a later one."""
+
     def replay(self, epoch: int) -> EpochPiece | None:
         """Gives what is handed out of an epoch while the script is behind; None where it is not."""
 
@@ -286,28 +290,31 @@ class Loader:
     ) -> Generator[Any, None, tuple[EpochPiece | None, bool]]:
         """Hands out what the script takes again, and gives what is handed out next; see `_hand_out`.
 
-        None where nothing of this epoch is left for this worker: if it is still behind, it goes on so in the
-        next one.
+        None where nothing of this epoch is left for this worker. If it is still behind, it goes on so in the
+        next one; where nobody has begun a next one, which may never come, all that it is behind is of this.
         """
         quietly = self._dealer.behind > 0
-        trains = yield from self._replay(start.epoch, mine)
+        asks = yield from self._replay(start.epoch, mine)
         piece = None
-        if trains and self._now is not None and not self._moved:
+        while asks and self._now is not None and not self._moved:
             piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
-        quietly |= self._dealer.behind > 0  # who was evicted while it asked, too
-        if piece is not None and not (yield from self._catch_up(start.epoch, mine)):
-            piece = None
+            behind = self._dealer.behind > 0  # who was evicted while it asked, too
+            quietly |= behind
+            here = piece is not None or (behind and self._dealer.newest)
+            if here and not (yield from self._catch_up(start.epoch, mine, dealt=piece is not None)):
+                return None, quietly
+            asks = here and piece is None  # others may have left something meanwhile
         return piece, quietly
 
-    def _catch_up(self, epoch: int, mine: int) -> Generator[Any, None, bool]:
+    def _catch_up(self, epoch: int, mine: int, *, dealt: bool) -> Generator[Any, None, bool]:
         """Hands out again until the script is behind no more; whether it is not.
 
-        There is more of the epoch, so the steps behind are of it: what others left over made more steps of it
-        than a share has batches. The share is gone through once more.
+        The steps behind are of this epoch: what others left over made more steps of it than a share has
+        batches. The share is gone through once more. `dealt`: until what was dealt is another's.
         """
-        while not self._moved and not self._dealer.void and (behind := self._dealer.behind):
+        while not self._moved and not (dealt and self._dealer.void) and (behind := self._dealer.behind):
             yield from self._replay(epoch, mine)
-            if self._now is None or (self._dealer.behind >= behind and not self._dealer.void):
+            if self._now is None or (self._dealer.behind >= behind and not (dealt and self._dealer.void)):
                 return False
         return True
 

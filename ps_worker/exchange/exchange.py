@@ -457,7 +457,7 @@ class Exchange:
     # -- weights of all ranks --------------------------------------------------------------------------
 
     def wait_pulled(
-        self, report: Callable[[str], None] | None = None, wanted: frozenset[int] | None = None
+        self, report: Callable[[str, str], None] | None = None, wanted: frozenset[int] | None = None
     ) -> None:
         """Waits until the weights that were asked for are here, on all ranks of a group.
 
@@ -497,11 +497,11 @@ class Exchange:
                 self.memory.on_arrival(partition)
         self._unspread = None
 
-    def _report(self, report: Callable[[str], None], missing: Missing) -> None:
+    def _report(self, report: Callable[[str, str], None], missing: Missing) -> None:
         behind = sorted(it for it, at in missing.clocks.items() if at < missing.step and it != self._worker)
         shards = list(missing.shards)
         text = f"waiting for weights of table {self.number} at step {missing.step} from shards {shards}"
-        report(f"{text}; workers last seen behind it, on this table: {behind}" if behind else text)
+        report(text, f"workers last seen behind it, on this table: {behind}" if behind else "")
 
     @property
     def all_pulled(self) -> bool:

@@ -36,6 +36,7 @@ from ps_worker.job.table_start import TableStart
 from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.model.extras import ModelExtras
+from ps_worker.process.farewell import Farewell
 from ps_worker.settings import Settings
 
 ALONE = "no PS_SERVERS: running alone, with a server in this process"
@@ -390,7 +391,7 @@ class JobLink:
             exchange.sharing.own(ended=True)
         self.side.load_final(self.presence.calls.kept)
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, farewell: Farewell) -> None:
         """Leaves the job; `reason` is logged by the coordinator. See `written` afterwards."""
         for exchange in self.exchanges:
             for last in (exchange.sharing.check_written, exchange.sharing.own):
@@ -399,7 +400,7 @@ class JobLink:
                 except (WeightsChanged, ConfigurationRefused) as error:
                     self.written = error
                     self._listener.say(error.message)
-        self.presence.leave(reason, self._listener.taken())
+        self.presence.leave(reason, self._listener.taken(), farewell)
         left = f"this worker has left job {self._settings.job}: connect again to train on"
         self.exchanges.fail(UsageError(left))
 

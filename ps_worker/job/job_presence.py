@@ -9,6 +9,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.shard_pb2_calls import ShardCalls
 from ps_worker.exchange.exchanges import Exchanges
 from ps_worker.job.job_seat import Asks, Seat
+from ps_worker.process.farewell import Farewell
 from ps_worker.transport.connection import Connection
 
 
@@ -55,7 +56,10 @@ class JobPresence(Protocol):
     def abandon(self) -> None:
         """The live incarnation was evicted."""
 
-    def leave(self, reason: str, clocks: Mapping[int, int]) -> None:
+    def farewell(self) -> Farewell:
+        """The time to leave after Ctrl-C: short, where a shard does not answer."""
+
+    def leave(self, reason: str, clocks: Mapping[int, int], farewell: Farewell) -> None:
         """Leaves in order and closes everything."""
 
     def shard(self, index: int) -> ShardCalls:
@@ -64,5 +68,8 @@ class JobPresence(Protocol):
     def can_map(self) -> bool:
         """Whether every shard takes data over shared memory."""
 
-    def say_wait(self, text: str) -> None:
-        """Says what is waited for, and for whom."""
+    def whom(self) -> list[str]:
+        """Who is waited for, for people: shards that do not answer, else workers. Raises `PsError`."""
+
+    def say_wait(self, text: str, workers: str = "") -> None:
+        """Says what is waited for, and for whom; `workers`: what is known of them."""

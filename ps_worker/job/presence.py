@@ -22,9 +22,11 @@ from ps_worker.membership.incarnation import Incarnation
 from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process.exit_reason import sendable
+from ps_worker.process.farewell import ANSWER_LIMIT_S, LOST_LIMIT_S, Farewell
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection
+from ps_worker.transport.lost_shards import is_any_lost, lost_shards
 from ps_worker.transport.open_service import open_service
 from ps_worker.transport.server_check import check_servers
 from ps_worker.transport.shard_addresses import ShardAddresses
@@ -129,7 +131,11 @@ class Presence:
         """The live incarnation was evicted: nothing that it still brings reaches the exchanges."""
         self._now.abandon()
 
-    def leave(self, reason: str, clocks: Mapping[int, int]) -> None:
+    def farewell(self) -> Farewell:
+        """See `JobPresence`."""
+        return Farewell(LOST_LIMIT_S if is_any_lost(self.connections, ANSWER_LIMIT_S) else None)
+
+    def leave(self, reason: str, clocks: Mapping[int, int], farewell: Farewell) -> None:
         """Leaves in order and closes everything; `clocks`: table -> steps that the worker has taken."""
         if reason and self._group is not None and not self._group.ending.agreed:
             self._group.broken(f"rank 0 has ended: {reason}")
@@ -143,11 +149,11 @@ class Presence:
         if self._group is not None and self._group.hosts_shards and not self._group.healthy:
             self._now.membership.abandon()  # the job ends with its servers: nobody is there to be told
         else:
-            membership.leave(reason, clocks, torn=torn)
+            membership.leave(reason, clocks, torn=torn or farewell.is_short, farewell=farewell)
         for connection in self.connections:
-            connection.close()
+            connection.close(farewell=farewell)
         self.service.close()
-        membership.wait_threads()
+        membership.wait_threads(farewell)
         if self._group is not None:
             self._group.leave()
 
@@ -209,8 +215,15 @@ class Presence:
 
     # -- long waits ------------------------------------------------------------------------------------
 
-    def say_wait(self, text: str) -> None:
-        """Says what is waited for, and for whom: who is behind, and when its lease would end the wait."""
-        with suppress(PsError):  # then without
-            text = "; ".join([text, *self.calls.behind()])
-        self._listener.say(text)
+    def whom(self) -> list[str]:
+        """See `JobPresence`."""
+        return lost_shards(self.connections) or self.membership.whom()
+
+    def say_wait(self, text: str, workers: str = "") -> None:
+        """See `JobPresence`: of workers, who is behind, and when its lease would end the wait."""
+        whom = lost_shards(self.connections)
+        if not whom:
+            whom = [workers] if workers else []
+            with suppress(PsError):  # then without
+                whom += self.calls.behind()
+        self._listener.say("; ".join([text, *whom]))

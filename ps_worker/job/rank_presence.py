@@ -16,9 +16,11 @@ from ps_worker.group.channel import Said
 from ps_worker.group.group import Group
 from ps_worker.job.job_seat import Asks, Seat
 from ps_worker.job.relayed_seat import RelayedSeat
+from ps_worker.process.farewell import ANSWER_LIMIT_S, LOST_LIMIT_S, Farewell
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection, open_all
+from ps_worker.transport.lost_shards import is_any_lost, lost_shards
 from ps_worker.transport.open_service import open_service
 from ps_worker.transport.shard_addresses import ShardAddresses
 
@@ -87,7 +89,16 @@ class RankPresence:
     def abandon(self) -> None:
         """There is nothing to end."""
 
-    def leave(self, reason: str, clocks: Mapping[int, int]) -> None:  # noqa: ARG002 - the leader says them
+    def farewell(self) -> Farewell:
+        """See `JobPresence`."""
+        return Farewell(LOST_LIMIT_S if is_any_lost(self._connections, ANSWER_LIMIT_S) else None)
+
+    def leave(
+        self,
+        reason: str,
+        clocks: Mapping[int, int],  # noqa: ARG002 - the leader says them
+        farewell: Farewell,
+    ) -> None:
         """This rank leaves its group; one that ends with an error ends it for all."""
         if reason and not self._group.ending.agreed:
             self._group.broken(f"rank {self._group.ranks.rank} has ended: {reason}")
@@ -95,7 +106,7 @@ class RankPresence:
             connection.quiet()
         self._group.leave()
         for connection in self._connections:
-            connection.close()
+            connection.close(farewell=farewell)
         self.service.close()
 
     @property
@@ -148,9 +159,14 @@ class RankPresence:
         """See `JobPresence`."""
         return self.carriers.all_take(Carrier.SHM, self.num_shards)
 
-    def say_wait(self, text: str) -> None:
+    def whom(self) -> list[str]:
         """See `JobPresence`."""
-        self._say(text)
+        return lost_shards(self._connections) or self.membership.whom()
+
+    def say_wait(self, text: str, workers: str = "") -> None:
+        """See `JobPresence`."""
+        whom = lost_shards(self._connections) or [workers]
+        self._say("; ".join(filter(None, [text, *whom])))
 
 
 def joined_by(group: Group, join: Callable[[], pb.Joined] | None) -> Said:

@@ -35,6 +35,7 @@ from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process import stopping
 from ps_worker.process.exit_reason import sendable
+from ps_worker.process.farewell import UNHURRIED, Farewell
 from ps_worker.process.retry import PAUSE_S, Retry
 from ps_worker.process.waiting import waits
 from ps_worker.settings import Settings
@@ -250,13 +251,21 @@ class Membership:
             told = [f"waiting for {self._waiting_for}"] if self._waiting and self._waiting_for else []
         return told + self.calls.behind()
 
-    def leave(self, reason: str, clocks: Mapping[int, int] | None = None, *, torn: bool = False) -> None:
+    def leave(
+        self,
+        reason: str,
+        clocks: Mapping[int, int] | None = None,
+        *,
+        torn: bool = False,
+        farewell: Farewell = UNHURRIED,
+    ) -> None:
         """Leaves in order; waits for the answer at most `LEAVE_LIMIT_S`. May be called again.
 
         Args:
             reason: for people; empty: it is done.
             clocks: table -> steps that it has taken.
             torn: some partitions may have its last push, and others not: those count that are everywhere.
+            farewell: time for all waits of the worker that leaves.
         """
         self._leaving = True
         if self._stream is None:
@@ -271,7 +280,9 @@ class Membership:
         )
         self._stream.say(leave=leave)
         with self._changed:
-            self._changed.wait_for(lambda: "left" in self._replies or self._error, LEAVE_LIMIT_S)
+            self._changed.wait_for(
+                lambda: "left" in self._replies or self._error, farewell.left_s(LEAVE_LIMIT_S)
+            )
         self._stream.close()
 
     def abandon(self) -> None:
@@ -283,10 +294,10 @@ class Membership:
         if self._stream is not None:
             self._stream.close(cancel=True)
 
-    def wait_threads(self) -> None:
+    def wait_threads(self, farewell: Farewell = UNHURRIED) -> None:
         """After `leave`, or a join that was refused: waits for the threads."""
         for thread in self._stream.threads if self._stream is not None else ():
-            thread.join(LEAVE_LIMIT_S)
+            thread.join(farewell.left_s(LEAVE_LIMIT_S))
 
     # -- inside ----------------------------------------------------------------------------------------
 

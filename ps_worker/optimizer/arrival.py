@@ -49,7 +49,7 @@ class Arrival:
     """
 
     def __init__(
-        self, model: torch.nn.Module, *, report: Callable[[str], None], settle: Callable[[], None]
+        self, model: torch.nn.Module, *, report: Callable[[str, str], None], settle: Callable[[], None]
     ) -> None:
         """Touches nothing yet.
 

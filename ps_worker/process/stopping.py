@@ -130,6 +130,7 @@ logger = logging.getLogger("ps_worker")
 
 workers: WeakSet[Placed] = WeakSet()
 _stopping: Stopping | None = None
+_interrupted = False
 
 
 def install(limit_s: float = LIMIT_S) -> None:
@@ -141,6 +142,17 @@ def install(limit_s: float = LIMIT_S) -> None:
 def asked() -> bool:
     """Whether this process is to stop."""
     return _stopping is not None and _stopping.asked
+
+
+def interrupt() -> None:
+    """Ctrl-C has ended the script: what follows is the end of the process, for which a person waits."""
+    global _interrupted  # noqa: PLW0603 - signals are the process's
+    _interrupted = True
+
+
+def interrupted() -> bool:
+    """Whether Ctrl-C has ended the script."""
+    return _interrupted
 
 
 def step_ended() -> None:

@@ -46,7 +46,7 @@ class StepHost(Protocol):
     def say(self, text: str) -> None:
         """Called to tell the person at the terminal something."""
 
-    def say_wait(self, text: str) -> None:
+    def say_wait(self, text: str, workers: str = "") -> None:
         """Called when a wait for weights is long, now and then: adds for whom, and says it."""
 
 

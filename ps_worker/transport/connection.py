@@ -27,6 +27,7 @@ from ps_wire.errors import (
     JobUnknown,
     PsError,
     ServerNotReady,
+    ServerUnreachable,
     StrangerRefused,
 )
 from ps_wire.frames import frame as wire
@@ -36,6 +37,7 @@ from ps_wire.frames.service import DataStream, FramesOut, Service
 from ps_wire.process import watched
 from ps_wire.sockets.frame_socket import close_all
 from ps_wire.v1 import coordinator_pb2, shard_pb2
+from ps_worker.process.farewell import UNHURRIED, Farewell
 from ps_worker.process.retry import Retry
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
@@ -129,6 +131,25 @@ class Connection:
     def _address(self) -> str:
         return self._service.addresses[self._shard]
 
+    @property
+    def shard_name(self) -> str:
+        """The shard, and its address, for people."""
+        return f"shard {self._shard} at {self._address}"
+
+    def is_lost(self, limit_s: float) -> bool:
+        """Whether it is broken, or the shard's process does not answer: it is waited for, so long at most."""
+        if self._closing.is_set():
+            return False
+        if self._outbox is None:
+            return True
+        try:
+            self._ask(limit_s)
+        except ServerUnreachable:
+            return True
+        except PsError:  # it answers, though with a refusal
+            pass
+        return False
+
     def send(self, *frames: wire.Frame) -> None:
         """Queues frames; while the connection is down nothing is queued, since `replay` will send them."""
         with self._lock:
@@ -139,20 +160,20 @@ class Connection:
         """The worker is about to leave: that a shard takes nothing of it any more is not said."""
         self._quiet.set()
 
-    def close(self, drain_s: float = 2.0) -> None:
-        """Ends the connection once what is queued has left, or after `drain_s`."""
+    def close(self, drain_s: float = 2.0, farewell: Farewell = UNHURRIED) -> None:
+        """Ends the connection once what is queued has left, or after `drain_s`; `farewell`: of the worker."""
         self._closing.set()
         with self._lock:
             live = self._outbox is not None
             if self._outbox is not None:
                 self._outbox.close()
         if live:
-            self._thread.join(drain_s)
+            self._thread.join(farewell.left_s(drain_s))
         if self._call is not None:
             self._call.cancel()
-        self._thread.join(drain_s)
+        self._thread.join(farewell.left_s(drain_s))
         if self._watcher.ident is not None:
-            self._watcher.join(drain_s)
+            self._watcher.join(farewell.left_s(drain_s))
 
     # -- the watching thread ---------------------------------------------------------------------------
 
@@ -230,7 +251,7 @@ class Connection:
     def _say_broken(self) -> None:
         if self._quiet.is_set():
             return
-        shard = f"shard {self._shard} at {self._address}"
+        shard = self.shard_name
         hung = f"{shard} does not answer: its process hangs, or nothing reaches it any more"
         self._log(f"{hung if self._hung else f'connection to {shard} broke'}; trying again")
         self._hung = False

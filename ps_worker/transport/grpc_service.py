@@ -16,8 +16,8 @@ from ps_wire.access.access import OPEN, Access
 from ps_wire.access.certificates import Identity
 from ps_wire.access.channel import dial
 from ps_wire.access.status import error_of
-from ps_wire.access.tls_diagnosis import diagnose
-from ps_wire.errors import PsError, ServerUnreachable
+from ps_wire.access.tls_diagnosis import LIMIT_S, diagnose
+from ps_wire.errors import ConnectionLost, PsError, ServerUnreachable
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Carrier
 from ps_wire.frames.service import DataStream, FramesOut, Landing
@@ -86,10 +86,14 @@ class _Line:
     """The way to one server: a channel, and a new one when our certificates have changed. Thread-safe.
 
     Calls go on where they were begun, so the channels before stay open; `_lock` guards all of them.
+
+    Attributes:
+        closed: no call can be made any more.
     """
 
     def __init__(self, address: str, access: Access) -> None:
         self.address = address
+        self.closed = False
         self._access = access
         self._lock = threading.Lock()
         self._identity = self._newest()
@@ -109,16 +113,21 @@ class _Line:
                 self._channels.append(dial(self.address, self._access))
             return self._channels[-1]
 
-    def error(self, error: grpc.RpcError) -> PsError:
-        """The error that a failed call means; where the server cannot be reached, whether TLS is why."""
+    def error(self, error: grpc.RpcError, limit_s: float | None = None) -> PsError:
+        """The error that a failed call means; where the server cannot be reached, whether TLS is why.
+
+        `limit_s`: of the call; to find out takes no longer.
+        """
         named = error_of(error, self.address)
         if isinstance(named, ServerUnreachable):
-            return diagnose(self.address, self._access.tls) or named
+            longest_s = LIMIT_S if limit_s is None else min(LIMIT_S, limit_s)
+            return diagnose(self.address, self._access.tls, longest_s) or named
         return named
 
     def close(self) -> None:
         """Ends all calls."""
         with self._lock:
+            self.closed = True  # before a call can fail for it
             for channel in self._channels:
                 channel.close()
 
@@ -171,7 +180,11 @@ class _Calls:
             try:
                 answer = method(given, metadata=self._line.metadata, **options)
             except grpc.RpcError as error:
-                raise self._line.error(error) from None
+                raise self._line.error(error, options.get("timeout")) from None
+            except ValueError:
+                if not self._line.closed:
+                    raise
+                raise ConnectionLost(f"this process has closed its calls to {self._line.address}") from None
             return _Replies(answer, self._line) if isinstance(answer, grpc.Call) else answer
 
         return call

@@ -32,5 +32,5 @@ class Host:
     def say(self, text: str) -> None:
         print(text)
 
-    def say_wait(self, text: str) -> None:
-        print(text)
+    def say_wait(self, text: str, workers: str = "") -> None:
+        print(text, workers)

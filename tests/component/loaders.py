@@ -39,7 +39,7 @@ class Unmoved:
 class Alone:
     """A `Dealer` that always deals the same share, of which nothing is left over."""
 
-    void = False
+    void = newest = False
     behind = 0
 
     def __init__(self, rank: int, num_workers: int) -> None:

@@ -3,7 +3,7 @@
     python -m tests.faults.chaos --seed 1 --minutes 2
 
 A round is a job. In half of the time, where this machine permits it, each worker has a network of its own,
-which is cut and slow; in the other half every third round has a run of `tests.faults.resume` behind it. What
+which is cut and slow. Every third round has a run of `tests.faults.resume` behind it. What
 failed says its seed, its schedule, where the logs are, and how it is run again: `--seed 1 --only 7`.
 """
 
@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tests.integration.processes import Process, Start, Zygote
 
@@ -31,6 +30,8 @@ from .chaos_round import SNAPSHOTS, Chaos
 from .controller import Faults
 from .links import Disk, Link
 from .proxy import Proxy
+from .resume_checks import Ended
+from .resume_plan import draw as draw_resumed
 from .schedule import Event, Round, draw
 from .world import World
 
@@ -97,7 +98,7 @@ def run(
     """Rounds until it is past `until_s` of the monotonic clock; returns what happened in each."""
     inside = INSIDE in os.environ
     rounds: list[list[Event]] = []
-    expected: dict[tuple[str, int], dict[str, Any]] = {}
+    expected: dict[tuple[str, int], Ended] = {}
     for number in numbers:
         if time.monotonic() > until_s:
             break
@@ -114,9 +115,9 @@ def run(
             )
             raise
         say(f"round {number}: {len(rounds[-1])} of {len(plan.events)} events; {str(plan).splitlines()[0]}")
-        behind = None if inside or RESUME in without else resumed_run(number)
+        behind = None if RESUME in without else resumed_run(number)
         if behind is not None:
-            run_resumed(start, folder, seed=seed, number=behind, expected=expected)
+            run_resumed(start, folder, seed=seed, number=behind, expected=expected, namespaces=inside)
     return rounds
 
 
@@ -126,10 +127,16 @@ def resumed_run(number: int) -> int | None:
 
 
 def run_resumed(
-    start: Start, folder: Path, *, seed: int, number: int, expected: dict[tuple[str, int], dict[str, Any]]
+    start: Start,
+    folder: Path,
+    *,
+    seed: int,
+    number: int,
+    expected: dict[tuple[str, int], Ended],
+    namespaces: bool,
 ) -> None:
     """One run of `tests.faults.resume`; `expected` keeps what runs end with that nobody disturbs, by kind."""
-    plan = resume.draw(seed, number)
+    plan = draw_resumed(seed, number, namespaces=namespaces)
     kind = plan.consistency, plan.num_workers
     place = folder / f"resume-{number}"
     try:
@@ -137,7 +144,7 @@ def run_resumed(
             expected[kind] = resume.undisturbed(start, folder / f"whole-{number}", *kind)
         resume.run_one(start, place, plan, expected[kind])
     except BaseException:
-        again = f"python -m tests.faults.resume --seed {seed} --only {number}"
+        again = f"python -m tests.faults.resume --seed {seed} --only {number}" + " --plain" * (not namespaces)
         say(f"a run that is resumed failed ({again}); logs: {place}\n{plan}")
         raise
     say(f"resumed {number}: {plan}")

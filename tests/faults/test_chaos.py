@@ -17,10 +17,11 @@ import pytest
 from tests.integration.processes import Zygote, run
 from tests.until import until
 
-from . import chaos, links, resume
+from . import chaos, links
 from .chaos_round import is_stopped
 from .ledger import checksum
 from .replay import Slice, check_order, replay
+from .resume_plan import draw as draw_resumed
 from .scenario import gradient, plan
 from .schedule import CONSISTENCIES, Act, Event, Round, draw
 
@@ -174,10 +175,10 @@ def test_a_resumed_run_that_fails_says_how_it_is_run_again(
         raise RuntimeError("no processes today")
 
     with pytest.raises(RuntimeError, match="no processes today"):
-        chaos.run_resumed(start, tmp_path, seed=77, number=5, expected={})
+        chaos.run_resumed(start, tmp_path, seed=77, number=5, expected={}, namespaces=False)
     said = capfd.readouterr().out
-    assert "tests.faults.resume --seed 77 --only 5" in said
-    assert str(resume.draw(77, 5)) in said
+    assert "tests.faults.resume --seed 77 --only 5 --plain" in said
+    assert str(draw_resumed(77, 5)) in said
 
 
 # -- the judge of it ---------------------------------------------------------------------------------------

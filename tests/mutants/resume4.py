@@ -12,22 +12,63 @@ RESUME = "tests/component/snapshots/test_resume.py"
 RESUMPTION = "tests/unit/ps_worker/job/test_resumption.py"
 NOTING = "tests/unit/ps_worker/membership/test_noting.py"
 POSITION = "ps_worker/data/position.py"
+WAITING = "tests/component/connections/test_waiting.py"
 BEHIND = "tests/unit/ps_worker/data/test_position.py"
 
 MUTANTS = (
     Mutant(
         name="again: who has more steps behind it than its share has batches leaves the rest of the epoch",
         file=LOADER,
-        text="        if trains and self._now is not None and not self._moved:\n",
-        fault="        if not self._dealer.behind and self._now is not None and not self._moved:\n",
+        text="        while asks and self._now is not None and not self._moved:\n",
+        fault="        while asks and not self._dealer.behind and self._now is not None and not self._moved:\n",
         tests=(f"{AGAIN}::test_while_there_is_more_of_an_epoch_all_steps_behind_are_taken_in_it",),
     ),
     Mutant(
         name="again: what counts is handed out while steps are behind",
         file=LOADER,
-        text="        if piece is not None and not (yield from self._catch_up(start.epoch, mine)):\n",
-        fault="        if False:\n",
+        text="            if here and not (yield from self._catch_up(start.epoch, mine, dealt=piece is not None)):\n",
+        fault="            if False:\n",
         tests=(f"{AGAIN}::test_while_there_is_more_of_an_epoch_all_steps_behind_are_taken_in_it",),
+    ),
+    Mutant(
+        name="again: who is behind at the end of the last epoch leaves it to one that never comes",
+        file=LOADER,
+        text="            here = piece is not None or (behind and self._dealer.newest)\n",
+        fault="            here = piece is not None\n",
+        tests=(
+            f"{AGAIN}::test_where_nothing_more_is_there_all_steps_are_taken_in_an_epoch_that_nobody_is_past",
+            f"{RESUME}::test_who_comes_at_the_end_of_the_last_epoch_takes_all_of_its_steps_again",
+        ),
+    ),
+    Mutant(
+        name="again: all steps behind are taken in an epoch, though others are past it",
+        file=LOADER,
+        text="            here = piece is not None or (behind and self._dealer.newest)\n",
+        fault="            here = piece is not None or behind\n",
+        tests=(f"{AGAIN}::test_where_nothing_more_is_there_steps_go_on_in_the_next_epoch",),
+    ),
+    Mutant(
+        name="again: what others leave while one takes steps again in the last epoch stays unused",
+        file=LOADER,
+        text="            asks = here and piece is None  # others may have left something meanwhile\n",
+        fault="            asks = False\n",
+        tests=(
+            f"{AGAIN}::test_where_nothing_more_is_there_all_steps_are_taken_in_an_epoch_that_nobody_is_past",
+        ),
+    ),
+    Mutant(
+        name="again: an epoch of a loader to validate on is taken for one of steps",
+        file=BOOK,
+        text="        begun = [key for key in self._epochs if self.trains(key[0])]\n",
+        fault="        begun = [*self._epochs]\n",
+        tests=(f"{EPOCHS}::test_the_newest_epoch_is_that_which_was_begun_last_of_the_loaders_that_train",),
+    ),
+    Mutant(
+        name="again: workers are not told whether anybody is past their epoch",
+        file="ps_server/coordinator/service.py",
+        text="            newest=shares.is_newest(loader, request.epoch),\n",
+        fault="",
+        tests=(f"{RESUME}::test_who_comes_at_the_end_of_the_last_epoch_takes_all_of_its_steps_again",),
     ),
     Mutant(
         name="again: a loader to validate on is gone through for steps that nobody takes of it",
@@ -39,8 +80,8 @@ MUTANTS = (
     Mutant(
         name="again: who is sent to another epoch while it takes steps again asks for more of this one",
         file=LOADER,
-        text="if trains and self._now is not None and not self._moved:",
-        fault="if trains and not self._moved:",
+        text="while asks and self._now is not None and not self._moved:",
+        fault="while asks and not self._moved:",
         tests=(
             f"{AGAIN}::test_a_script_that_is_sent_to_another_epoch_meanwhile_asks_for_nothing_of_this_one",
         ),
@@ -122,7 +163,7 @@ MUTANTS = (
     Mutant(
         name="again: before the first step what one leaves over to validate on goes to another",
         file=BOOK,
-        text="if not trains and (own not in places or not inside):",
+        text="if not trains and (not inside or own not in [place for place, _ in dealt.left]):",
         fault="if False:",
         tests=(f"{EPOCHS}::test_who_comes_again_before_the_first_step_of_all_has_its_own_share_again",),
     ),
@@ -132,5 +173,33 @@ MUTANTS = (
         text=" and (loader in self._training or not self._training)\n",
         fault=" and loader in self._training\n",
         tests=(f"{EPOCHS}::test_who_is_alone_and_comes_again_before_its_first_step_has_its_share_again",),
+    ),
+    Mutant(
+        name="again: with a dead shard workers that wait name each other",
+        file="ps_worker/job/presence.py",
+        text="        return lost_shards(self.connections) or self.membership.whom()\n",
+        fault="        return self.membership.whom()\n",
+        tests=(f"{WAITING}::test_who_waits_while_a_shard_is_dead_names_the_shard_and_no_worker",),
+    ),
+    Mutant(
+        name="again: with a dead shard workers that wait for weights name each other",
+        file="ps_worker/job/presence.py",
+        text="        whom = lost_shards(self.connections)\n        if not whom:\n",
+        fault="        whom: list[str] = []\n        if not whom:\n",
+        tests=(f"{WAITING}::test_who_waits_while_a_shard_is_dead_names_the_shard_and_no_worker",),
+    ),
+    Mutant(
+        name="again: a shard that hangs is taken for one that answers, since its sockets stay",
+        file="ps_worker/transport/connection.py",
+        text="        except ServerUnreachable:\n            return True\n        except PsError:  # it",
+        fault="        except PsError:  # it",
+        tests=(f"{WAITING}::test_a_shard_whose_process_does_not_answer_is_lost_though_its_connection_stays",),
+    ),
+    Mutant(
+        name="again: a shard that refuses to answer is taken for a dead one",
+        file="ps_worker/transport/connection.py",
+        text="        except ServerUnreachable:\n            return True\n        except PsError:  # it",
+        fault="        except PsError:\n            return True\n        except OSError:  # it",
+        tests=(f"{WAITING}::test_a_shard_whose_process_does_not_answer_is_lost_though_its_connection_stays",),
     ),
 )

@@ -13,7 +13,7 @@ from ps_worker.data.loader import Loader
 class EvenDealer:
     """One share of each epoch, and nothing of others. A `Dealer`."""
 
-    void = False
+    void = newest = False
     behind = 0
 
     def __init__(self, worker: int, num_workers: int) -> None:

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_wire.errors import ServerUnreachable
+from ps_wire.errors import ServerUnreachable, TokenRefused
+from ps_worker.exchange import in_flight
 from ps_worker.process import waiting
 from ps_worker.process.waiting import AFTER_S, AGAIN_S, LongWaits, Wait, wait_of, waits
+from ps_worker.transport.lost_shards import ANSWER_LIMIT_S, lost_shards
 from tests.component.service import LIMIT_S, Cluster, fresh_name, together
-from tests.inside import steps_of
+from tests.inside import link_of, steps_of
+
+SMALL = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
 
 
 def test_of_nested_waits_the_outermost_counts_and_it_ends_with_an_error_too():
@@ -146,3 +150,88 @@ def test_who_waits_at_a_gate_names_the_one_behind_in_its_log_and_in_its_status(
 
     together([body(0), body(1)])
     assert any("waiting for worker 1, clock 0, lease " in text and text.endswith(" s left") for text in said)
+
+
+def test_who_waits_while_a_shard_is_dead_names_the_shard_and_no_worker(durable: Cluster, monkeypatch):
+    """Both wait for weights of the same step: neither of them holds the other one up."""
+    monkeypatch.setattr(waiting, "AFTER_S", 0.2)
+    monkeypatch.setattr(waiting, "AGAIN_S", 0.2)
+    monkeypatch.setattr(in_flight, "REPORT_WAIT_S", 0.2)
+    job, stepped = fresh_name(), threading.Barrier(2, lambda: durable.kill(1))
+    over = threading.Barrier(2, lambda: durable.start_again(1))  # then both leave, and the servers, at once
+
+    def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):  # the first ones are ready before they hear that the shard has died
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+
+    def body(rank: int) -> list[str]:
+        said: list[str] = []
+        worker = ps.connect(servers=durable.servers, job=job, num_workers=2, worker=rank, lease=1.0)
+        try:
+            model = torch.nn.Linear(64, 64)
+            optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, buckets=SMALL)
+
+            def say(text: str) -> None:
+                if text.startswith("waiting for weights"):
+                    said.append(text)
+                if {text.startswith("waiting for weights of table") for text in said} == {True, False}:
+                    link_of(worker).exchanges.fail(ps.UsageError("the test is over"))
+
+            monkeypatch.setattr(steps_of(worker), "say", say)
+            monkeypatch.setattr(steps_of(worker).waits, "_say", say)
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+            stepped.wait(LIMIT_S)
+            with pytest.raises(ps.UsageError, match="the test is over"):
+                steps(model, optimizer)
+            over.wait(LIMIT_S)
+        finally:
+            worker.leave("the test is over")
+        return said
+
+    for said in together([lambda: body(0), lambda: body(1)]):
+        for text in said:
+            assert "waiting for shard 1 at " in text
+            assert "waiting for worker" not in text
+            assert "behind it" not in text
+
+
+class Shard:
+    """A connection to one shard."""
+
+    def __init__(self, name: str, *, lost: bool) -> None:
+        self.shard_name = name
+        self._lost = lost
+
+    def is_lost(self, limit_s: float) -> bool:
+        assert limit_s == ANSWER_LIMIT_S
+        return self._lost
+
+
+def test_of_all_shards_those_that_do_not_answer_are_named():
+    shards = [Shard("shard 0 at a:1", lost=False), Shard("shard 1 at b:2", lost=True)]
+    assert lost_shards(shards) == ["waiting for shard 1 at b:2, which does not answer"]
+    assert lost_shards(shards[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "lost"), [(None, False), (ServerUnreachable("hangs"), True), (TokenRefused("no"), False)]
+)
+def test_a_shard_whose_process_does_not_answer_is_lost_though_its_connection_stays(
+    one_shard: Cluster, monkeypatch, answer, lost
+):
+    """A refusal is an answer; and of a connection that is closed nothing is said."""
+
+    def ask(limit_s: float) -> None:
+        assert limit_s == ANSWER_LIMIT_S
+        if answer is not None:
+            raise answer
+
+    with ps.connect(servers=one_shard.servers, job=fresh_name()) as worker:
+        table = worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
+        table.pull().result(LIMIT_S)
+        (connection,) = link_of(worker).presence.connections
+        monkeypatch.setattr(connection, "_ask", ask)
+        assert connection.is_lost(ANSWER_LIMIT_S) == lost
+    assert not connection.is_lost(ANSWER_LIMIT_S)

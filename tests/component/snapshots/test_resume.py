@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
+from ps_server.coordinator import live_extras
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_wire.access.access import OPEN
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -327,11 +328,13 @@ class Meeting:
     def __init__(self) -> None:
         self.trains, self.came = threading.Event(), threading.Event()
 
-    def stays(self, step: int) -> None:
+    def stays(self, worker: ps.Worker, step: int) -> None:
         """To be called by the one at each of its steps; two epochs and a half later it is far ahead."""
         if step == 30:
             self.trains.set()
             assert self.came.wait(LIMIT_S)
+            wanted = link_of(worker).presence.membership
+            until(lambda: wanted.position_wanted, "the other one asks where the job is")
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
@@ -343,7 +346,7 @@ def test_who_joins_in_mid_run_begins_at_the_jobs_epoch_with_its_schedules(one_sh
 
     def first() -> None:
         with connect(one_shard, job, 1 if lowest else 0, **settings) as worker:
-            script(worker, runs[0], meeting.stays)
+            script(worker, runs[0], lambda step: meeting.stays(worker, step))
 
     def second() -> None:
         assert meeting.trains.wait(LIMIT_S)
@@ -377,7 +380,7 @@ def test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_with_its_schedules(o
 
     def stays() -> None:
         with connect(one_shard, job, 1 - rank, **settings) as worker:
-            script(worker, runs[0], meeting.stays)
+            script(worker, runs[0], lambda step: meeting.stays(worker, step))
 
     def pauses(step: int) -> None:
         if step == 4 and not meeting.came.is_set():
@@ -480,12 +483,53 @@ def test_who_was_evicted_with_no_batch_left_keeps_what_it_does_behind_the_last_o
     assert set(used(one_shard, job).values()) == {SAMPLES}
 
 
+def test_who_comes_at_the_end_of_the_last_epoch_takes_all_of_its_steps_again(one_shard, monkeypatch):
+    """It had more steps than a share has batches, nothing is left over, and no later epoch will come."""
+    monkeypatch.setattr(live_extras, "JOINER_LIMIT_S", 0.0)  # the other takes no step: its note serves
+    job, runs, found = fresh_name(), [Run(), Run()], []
+    evicted, at_last, behind = threading.Event(), threading.Event(), threading.Event()
+    last, steps = EPOCHS - 1, SAMPLES // BATCH // 2
+    settings = {"num_workers": 2, "consistency": "bsp"}
+
+    def stays() -> None:
+        with connect(one_shard, job, 0, **settings) as worker:
+
+            def waits(step: int) -> None:
+                if step == last * steps + 2 * steps - 1:
+                    at_last.set()
+                    assert behind.wait(LIMIT_S)
+
+            script(worker, runs[0], waits)
+
+    def comes_again() -> None:
+        with connect(one_shard, job, 1, **settings) as worker:
+
+            def pauses(step: int) -> None:
+                if step == last * steps and not evicted.is_set():
+                    evicted.set()
+                    one_shard.evict(job, 1)
+                    assert at_last.wait(LIMIT_S)
+
+            def tail(epoch: int) -> None:
+                if epoch == last:
+                    found.append((runs[1].per_step, worker.step))
+                    behind.set()
+
+            script(worker, runs[1], pauses, tail)
+
+    together([stays, comes_again])
+    (counted,) = found
+    assert counted == (last * steps + 2 * steps - 1,) * 2
+    assert runs[1].epochs == list(range(EPOCHS))
+    assert set(used(one_shard, job).values()) == {SAMPLES}
+
+
 @pytest.mark.parametrize("consistency", ["bsp", "asp"])
 def test_who_was_evicted_has_the_schedules_where_it_was_sent_and_not_before(one_shard, consistency):
     """Its batches are its own, so it trains on to the end of its body: what ran there leaves nothing."""
     job, meeting, begun = fresh_name(), Meeting(), ([], [])
 
-    def trains(rank: int, at_step: Callable[[int], None]) -> None:
+    def trains(rank: int, at_step: Callable[[ps.Worker, int], None]) -> None:
         with connect(one_shard, job, rank, num_workers=2, consistency=consistency) as worker:
             model = torch.nn.Linear(6, 3)
             optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -494,14 +538,14 @@ def test_who_was_evicted_has_the_schedules_where_it_was_sent_and_not_before(one_
             for epoch in worker.epochs(EPOCHS):
                 begun[rank].append((epoch, decay.last_epoch))
                 for _ in range(12):
-                    at_step(worker.step)
+                    at_step(worker, worker.step)
                     model(torch.ones(BATCH, 6)).square().mean().backward()
                     optimizer.step()
                     optimizer.zero_grad()
                 decay.step()
             worker.finish()
 
-    def pauses(step: int) -> None:
+    def pauses(_: ps.Worker, step: int) -> None:
         if step == 4 and not meeting.came.is_set():
             one_shard.evict(job, 1)
             assert meeting.trains.wait(LIMIT_S)

@@ -74,9 +74,9 @@ def test_optimizers_that_step_unequally_often_wait_and_name_their_tables(cluster
         first = worker.wrap(sgd(pair["judge"]), pair["judge"])
         second = worker.wrap(sgd(pair["made"]), pair["made"])
 
-        def say(text: str) -> None:
+        def say(text: str, workers: str) -> None:
             if "waiting for weights" in text:
-                said[worker.rank] = text
+                said[worker.rank] = f"{text}; {workers}"
                 if worker.rank == 0 and len(said) == 2:
                     raise _GivenUp
 

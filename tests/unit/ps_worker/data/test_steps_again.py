@@ -16,8 +16,10 @@ class Behind:
 
     void = False
 
-    def __init__(self, behind: int, pieces: dict[int, EpochPiece]) -> None:
+    def __init__(self, behind: int, pieces: dict[int, EpochPiece], *, newest: int = -1) -> None:
         self.behind = behind
+        self.newest = False
+        self._newest = newest
         self.asked: list[int] = []
         self._pieces = pieces
 
@@ -26,7 +28,12 @@ class Behind:
 
     def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
         self.asked.append(epoch)
+        self.newest = epoch == self._newest
         return self._pieces.pop(epoch, None)
+
+    def leave(self, piece: EpochPiece) -> None:
+        """Another worker goes, and this is what it had."""
+        self._pieces[piece.epoch] = piece
 
 
 def loader_of(dealer: Behind, batch_size: int = 2) -> Loader:
@@ -69,6 +76,27 @@ def test_where_nothing_more_is_there_steps_go_on_in_the_next_epoch() -> None:
     assert train(loader, dealer) == ([[0, 1], [2, 3], [4, 5]], [])
     assert (dealer.behind, dealer.asked, loader.epoch) == (2, [4], 5)
     assert train(loader, dealer) == ([[0, 1], [2, 3]], [[8, 9], [10, 11]])
+
+
+@pytest.mark.parametrize("left_meanwhile", [False, True])
+def test_where_nothing_more_is_there_all_steps_are_taken_in_an_epoch_that_nobody_is_past(
+    left_meanwhile: bool,
+) -> None:
+    """It may be the last one: no next one comes in which to go on. What others leave meanwhile it gets."""
+    dealer = Behind(2 * SHARE + 1, {}, newest=4)
+    loader = loader_of(dealer)
+    loader.epoch = 4
+    found = []
+    for batch in loader:
+        found.append(batch.tolist())
+        dealer.behind -= dealer.behind > 0
+        if left_meanwhile and not dealer.behind and dealer.asked == [4]:
+            dealer.leave(rest_of(4))
+        assert len(found) < 20
+    again = ([[0, 1], [2, 3], [4, 5]] * 3)[: 2 * SHARE + 1]
+    assert found == again + [[8, 9], [10, 11]] * left_meanwhile
+    assert dealer.behind == 0
+    assert dealer.asked == [4, 4] + [4] * left_meanwhile
 
 
 def test_a_loader_of_which_no_steps_are_made_gives_its_share_once_and_asks_for_none() -> None:

@@ -55,6 +55,21 @@ def test_an_epoch_that_is_begun_again_has_the_same_share_and_is_counted_once():
     assert [use.used for use in shares.uses({}, 1)] == [110]
 
 
+def test_the_newest_epoch_is_that_which_was_begun_last_of_the_loaders_that_train():
+    """Steps that were taken are of no later one; a loader to validate on has none."""
+    shares = begun()
+    assert shares.is_newest(0, 0)
+    shares.ask(1, 0, 0, 1, TWO)
+    assert shares.is_newest(0, 0)
+    assert not shares.is_newest(1, 0)
+    shares.mark(1, 0, 1, at(2, 1))
+    assert not shares.is_newest(0, 0)
+    shares.ask(0, 1, 0, 1, TWO, mark=at(2, 1))
+    assert not shares.is_newest(0, 0)
+    assert shares.is_newest(0, 1)
+    assert not EpochBook().is_newest(0, 0)
+
+
 def test_one_who_is_awaited_has_its_share_whenever_it_comes():
     """Under the first incarnation that asks."""
     shares = EpochBook()
