@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from contextlib import ExitStack
 
+from party import Party
+
 from ps_lab.bench import usage
-from ps_lab.cluster.cluster import Cluster
 
 FEW = 8
 TURNS = 5
@@ -49,37 +48,23 @@ for line in sys.stdin:
 """
 
 
-class Party:
-    """A job of its own on servers of its own."""
+class Measured:
+    """A job of its own on servers of its own, and what a worker's share of a round costs these."""
 
     def __init__(self, stack: ExitStack, workers: int, servers: int, carrier: str) -> None:
         self._workers = workers
-        cluster = Cluster(num_servers=servers, on_line=lambda _name, _line: None)
-        stack.enter_context(cluster)
-        job = {"PS_SERVERS": ",".join(cluster.addresses), "PS_JOB": "many", "PS_CARRIER": carrier}
-        self._servers = [server.pid for server in cluster.servers]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(workers)],
-            env=os.environ
-            | job
-            | {"PS_LOG_LEVEL": "error", "PS_START_LIMIT": "300", "PS_CONNECT_LIMIT": "300"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        own = {"PS_JOB": "many", "PS_CARRIER": carrier, "PS_LOG_LEVEL": "error"}
+        limits = {"PS_START_LIMIT": "300", "PS_CONNECT_LIMIT": "300"}
+        self._party = Party(
+            stack, SCRIPT, str(workers), servers=servers, environment=os.environ, **own, **limits
         )
-        stack.callback(self._process.kill)
         self.cpu_s: list[float] = []  # of a worker's share of a round
 
     def turn(self, rounds: int) -> float:
         """Processor time of the servers, by worker and round."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        before = usage.cpu_s(self._servers)
-        self._process.stdin.write(f"{rounds}\n")
-        self._process.stdin.flush()
-        if not self._process.stdout.readline():
-            raise SystemExit(f"the process of {self._workers} workers ended")
-        after = usage.cpu_s(self._servers)
+        before = usage.cpu_s(self._party.servers)
+        self._party.turn(rounds)
+        after = usage.cpu_s(self._party.servers)
         assert before is not None
         assert after is not None
         return (after - before) / rounds / self._workers
@@ -96,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         few, many = (
-            Party(stack, workers, options.servers, options.carrier) for workers in (FEW, options.workers)
+            Measured(stack, workers, options.servers, options.carrier) for workers in (FEW, options.workers)
         )
         of_few = options.rounds * options.workers // FEW
         for party, rounds in ((few, of_few), (many, options.rounds)):

@@ -14,13 +14,11 @@ import json
 import os
 import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from ps_lab.cluster.cluster import Cluster
+from party import Party
 
 TURN = 5  # rounds
 SCRIPT = """
@@ -38,31 +36,18 @@ with ps.connect() as worker:
 """
 
 
-class Party:
-    """A service and its worker."""
+class Timed:
+    """A service and its worker, and how long its rounds took."""
 
     def __init__(self, stack: ExitStack, carrier: str, environment: dict[str, str]) -> None:
         made = {name: value for name, value in os.environ.items() if name != "PS_TOKEN_FILE"} | environment
-        cluster = Cluster(num_servers=1, on_line=lambda _name, _line: None, environment=made)
-        stack.enter_context(cluster)
-        job = {"PS_SERVERS": cluster.addresses[0], "PS_JOB": "tokens", "PS_CARRIER": carrier}
-        self._worker = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            env=made | job,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        stack.callback(self._worker.kill)
+        own = {"PS_JOB": "tokens", "PS_CARRIER": carrier}
+        self._party = Party(stack, SCRIPT, servers=1, environment=made, **own)
         self.rounds_s: list[float] = []
 
     def turn(self) -> list[float]:
         """Seconds of each of the next rounds."""
-        assert self._worker.stdin is not None
-        assert self._worker.stdout is not None
-        self._worker.stdin.write(f"{TURN}\n")
-        self._worker.stdin.flush()
-        return [float(self._worker.stdout.readline()) for _ in range(TURN)]
+        return [float(line) for line in self._party.turn(TURN, lines=TURN)]
 
 
 def main() -> None:
@@ -77,7 +62,7 @@ def main() -> None:
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
         environments: list[dict[str, str]] = [{"PS_TOKEN_FILE": str(token)}, {}]
-        parties = [Party(stack, options.carrier, environment) for environment in environments]
+        parties = [Timed(stack, options.carrier, environment) for environment in environments]
         for party in parties:
             party.turn()  # overlap, memory: not counted
         for number in range(-(-options.rounds // TURN)):

@@ -52,7 +52,7 @@ app.command()(simulate_cli.simulate)
 app.command()(top_cli.top)
 
 
-@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_interspersed_args": False})
 def launch(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Training script.", show_default=False)],

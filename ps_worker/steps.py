@@ -129,6 +129,10 @@ class Steps:
         self.link.side.registered.add(f"@optimizer {len(self.optimizers)}", GroupsInForce(wrapped))
         self.optimizers.append(wrapped)
 
+    def add_table(self, table: Table) -> None:
+        """One more without autograd."""
+        self.tables.append(table)
+
     @property
     def _all(self) -> list[TakesSteps]:
         """The optimizers and tables: all that takes steps."""

@@ -332,7 +332,7 @@ class Worker:
         exchange, step = self._link.start_table(spec, tensors.values())
         self._table_of |= {id(tensor): (tensor, number) for tensor in tensors.values()}
         made = Table(exchange, tuple(tensors), step, self._steps)
-        self._steps.tables.append(made)
+        self._steps.add_table(made)
         return made
 
     def register_state(self, name: str, kept: Any) -> None:

@@ -136,8 +136,8 @@ def draw(trace: Mapping[str, Any]) -> str:
         y += ROW
     lines += _axis(y, round_ms, scale)
     y += ROW + GAP
-    for place, (kind, colour) in enumerate(colours.items()):
-        left, top = 10 + place % LEGEND * 176, y + place // LEGEND * 20
+    for index, (kind, colour) in enumerate(colours.items()):
+        left, top = 10 + index % LEGEND * 176, y + index // LEGEND * 20
         lines.append(f'<rect x="{left}" y="{top}" width="12" height="12" fill="{colour}"/>')
         lines.append(_text(left + 17, top + 10, kind, size=11))
     height = y + -(-len(colours) // LEGEND) * 20 + 6
@@ -163,7 +163,7 @@ def _colours(threads: Sequence[ThreadTime]) -> dict[str, str]:
         total.update(thread.own_ms)
     waits = [kind for kind, _ in total.most_common() if kind.startswith("wait")]
     works = [kind for kind, _ in total.most_common() if kind not in (*waits, OTHER)]
-    found = {kind: COLOURS[place % len(COLOURS)] for place, kind in enumerate(works)}
+    found = {kind: COLOURS[index % len(COLOURS)] for index, kind in enumerate(works)}
     found |= {OTHER: "#525252"} if OTHER in total else {}
     return found | dict.fromkeys(waits, "#e4e4e4")
 
@@ -172,10 +172,10 @@ def _axis(y: int, round_ms: float, scale: float) -> list[str]:
     power = 10.0 ** math.floor(math.log10(round_ms / 4))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= round_ms / 8)
     lines = [f'<path d="M{LEFT + round_ms * scale:.1f} {TOP}V{y}" stroke="#000" stroke-dasharray="4 3"/>']
-    for place in range(int(round_ms / step) + 1):
-        x = LEFT + place * step * scale
+    for index in range(int(round_ms / step) + 1):
+        x = LEFT + index * step * scale
         lines.append(f'<path d="M{x:.1f} {y}v5" stroke="#000"/>')
-        lines.append(_text(x, y + 17, f"{place * step:g}" + " ms" * (place == 0), size=11, anchor="middle"))
+        lines.append(_text(x, y + 17, f"{index * step:g}" + " ms" * (index == 0), size=11, anchor="middle"))
     return lines
 
 

@@ -64,8 +64,13 @@ class Display:
             self._live.stop()
 
     def line(self, process: str, text: str) -> None:
-        """A line of a process's output; any thread. Its name stands once, however the line begins."""
-        self._print(process, Text.from_ansi(text.removeprefix(f"{process}: ")), _style(process))
+        """A line of a process's output; any thread. Its name stands once, however the line begins.
+
+        A worker that does not know its number yet names itself `worker`.
+        """
+        for name in (process, process.partition(" ")[0]):
+            text = text.removeprefix(f"{name}: ")
+        self._print(process, Text.from_ansi(text), _style(process))
 
     def note(self, text: str) -> None:
         """A sentence of our own."""

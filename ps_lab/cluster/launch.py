@@ -113,9 +113,10 @@ def run(
     kept = ServerLogs(logs, display.line)
     well = False
     try:
-        cluster = Cluster(num_servers=num_servers, on_line=kept.take, environment=environment, fresh=fresh)
+        cluster = Cluster(num_servers=num_servers, on_line=kept.receive, environment=environment, fresh=fresh)
         with signals_into(cluster.events), cluster:
-            display.note(f"job {job.name}, {job.consistency}, servers {','.join(cluster.addresses)}")
+            size = f"{job.num_workers} worker{'s' * (job.num_workers > 1)}"
+            display.note(f"job {job.name}, {job.consistency}, {size}, servers {','.join(cluster.addresses)}")
             if kept.folder is not None:
                 display.note(f"what the servers log is in {kept.folder}")
             team = Team(cluster, job)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ps_lab.cluster.host import Host
+from ps_lab.cluster.namespace import Namespace
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
 
@@ -90,7 +91,7 @@ def enter(link: Link | None) -> None:
 
 def _again() -> NoReturn:
     os.environ[INSIDE] = "1"
-    os.execv(_path(UNSHARE[0]), [*UNSHARE, *AGAIN, *sys.argv[1:]])  # noqa: S606 - no shell is wanted
+    os.execv(shutil.which(UNSHARE[0]) or UNSHARE[0], [*UNSHARE, *AGAIN, *sys.argv[1:]])  # noqa: S606 - no shell is wanted
 
 
 def shape(link: Link, device: str) -> tuple[str, ...]:
@@ -121,31 +122,20 @@ def network(count: int, link: Link | None) -> Iterator[tuple[Host, ...]]:
 
 
 def _host(stack: ExitStack, number: int, link: Link | None) -> Host:
-    holder = stack.enter_context(
-        subprocess.Popen(
-            [_path("unshare"), "--net", "sh", "-c", "echo ready; exec cat"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-    )
-    assert holder.stdout is not None
-    if holder.stdout.readline() != b"ready\n":
-        raise BenchFailed(f"no network namespace for host {number}")
+    try:
+        inside = stack.enter_context(Namespace())
+    except OSError as error:
+        raise BenchFailed(f"no network namespace for host {number}: {error}") from None
     ours, address = f"host{number}", NETWORK.format(number)
-    inside = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
-    _run("ip", "link", "add", ours, "type", "veth", "peer", "name", INTERFACE, "netns", str(holder.pid))
+    _run("ip", "link", "add", ours, "type", "veth", "peer", "name", INTERFACE, "netns", str(inside.pid))
     _run("ip", "link", "set", ours, "master", "switch", "up")
-    _run(*inside, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
+    _run(*inside.enter, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
     for device in ("lo", INTERFACE):
-        _run(*inside, "ip", "link", "set", device, "up")
+        _run(*inside.enter, "ip", "link", "set", device, "up")
     if link is not None:
         _run("tc", *shape(link, ours))
-        _run(*inside, "tc", *shape(link, INTERFACE))
-    return Host(address=address, interface=INTERFACE, enter=(_path("nsenter"), *inside[1:]))
-
-
-def _path(command: str) -> str:
-    return shutil.which(command) or command
+        _run(*inside.enter, "tc", *shape(link, INTERFACE))
+    return Host(address=address, interface=INTERFACE, enter=inside.enter)
 
 
 def _run(*words: str) -> None:

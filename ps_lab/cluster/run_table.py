@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from ps_lab.status.status import Job, Worker
-from ps_lab.top.view import GONE, Rates
+from ps_lab.status.rates import Rates
+from ps_lab.status.status import GONE, Job, Worker
 from ps_wire.text import one_line
 
 MOST_ROWS = 16  # of the workers that are furthest behind

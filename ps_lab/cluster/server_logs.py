@@ -52,7 +52,7 @@ class ServerLogs:
             except OSError as error:
                 raise UsageError(f"--logs {where}: {error.strerror}; it is a folder, or {SHOW}") from None
 
-    def take(self, process: str, line: str) -> None:
+    def receive(self, process: str, line: str) -> None:
         """One line, from the thread that reads the process."""
         if self.folder is None or not process.startswith("server "):
             self._show(process, line)

@@ -47,8 +47,8 @@ class Facts:
         return asdict(self)
 
 
-def gather(script: Path) -> Facts:
-    """The facts of this machine, for a script."""
+def gather(script: Path, **versions: str) -> Facts:
+    """The facts of this machine, for a script; `versions` are of what else the figures depend on."""
     commit, changed = _git(script.parent)
     return Facts(
         host=platform.node(),
@@ -56,7 +56,7 @@ def gather(script: Path) -> Facts:
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=_memory_bytes(),
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **_versions(), **versions},
         commit=commit,
         changed=changed,
         script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),

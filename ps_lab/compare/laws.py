@@ -92,10 +92,10 @@ def _begun_too_early(recorded: tuple[Recording, ...], bound: int) -> str:
         return ""
     begun = {one.header.worker: one.started_unix_s for one in recorded}
     for one in recorded:
-        for place, step in enumerate(one.steps):
+        for index, step in enumerate(one.steps):
             needed = step.clock - bound - 1
             for worker, starts in begun.items():
-                late_s = starts[needed] - one.started_unix_s[place] if 0 <= needed < len(starts) else 0.0
+                late_s = starts[needed] - one.started_unix_s[index] if 0 <= needed < len(starts) else 0.0
                 if late_s > CLOCKS_DIFFER_S:
                     return (
                         f"worker {one.header.worker} began step {step.clock} {late_s:.3f} s before "
@@ -175,7 +175,7 @@ def _constant(recorded: tuple[Recording, ...]) -> bool:
     return (
         len(workers) == len(set(workers))
         and len(workers) == recorded[0].header.num_workers
-        and all(step.clock == place for one in recorded for place, step in enumerate(one.steps))
+        and all(step.clock == index for one in recorded for index, step in enumerate(one.steps))
     )
 
 

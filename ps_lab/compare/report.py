@@ -253,8 +253,8 @@ def _setup_rows(comparison: Comparison) -> Iterator[tuple[str, str]]:
         yield "evaluated", f"every {evaluation.every_s:g} s by {evaluation.script}, a reader of the job"
     yield "a run ends", f"at {', or at '.join(ends)}, or with its script" if ends else "with its script"
     facts = dict.fromkeys(_machine(one.facts) for one in comparison.runs if one.facts is not None)
-    for place, one in enumerate(facts):
-        yield "machine and versions" if place == 0 else "", one
+    for index, one in enumerate(facts):
+        yield "machine and versions" if index == 0 else "", one
 
 
 def _machine(facts: Facts) -> str:
@@ -282,7 +282,7 @@ def _drawn(picture: Picture, folder: Path) -> str:
 
 
 def _table(table: Table) -> str:
-    texts = [any(isinstance(row[place], str) for row in table.rows) for place in range(len(table.columns))]
+    texts = [any(isinstance(row[index], str) for row in table.rows) for index in range(len(table.columns))]
     classes = [' class="text"' if text else "" for text in texts]
     head = "".join(
         f"<th{class_}>{escape(column)}</th>" for class_, column in zip(classes, table.columns, strict=True)

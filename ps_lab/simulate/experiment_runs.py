@@ -89,8 +89,7 @@ def simulate(
         learner: makes what a run trains.
         tell: is told of each run.
     """
-    facts = gather(script)
-    facts.versions["simulated"] = f"in virtual time; {defaults.origin}"
+    facts = gather(script, simulated=f"in virtual time; {defaults.origin}")
     with folder.held():
         for place in folder.missing():
             if place.run.model in BASELINES:

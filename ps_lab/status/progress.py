@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
+from ps_lab.status.rates import Rates
 from ps_lab.status.status import Job
 from ps_wire.spec.staleness import Staleness
 
-WINDOW_S = 6.0  # workers report once a second: over a shorter time the rate jumps
 FIRST_METRICS = ("loss",)  # shown before the others
 
 
@@ -46,27 +45,21 @@ class Meter:
     """Turns what the servers say into progress; keeps the last seconds for the rate."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._rates = Rates()
 
     def read(self, job: Job, now_s: float) -> Progress | None:
         """The progress of a job as seen at `now_s`; None before its first step."""
         steps = [worker.step for worker in job.workers]
         if not any(steps):
             return None
-        self._seen.append((now_s, sum(worker.samples for worker in job.workers)))
-        while len(self._seen) > 2 and now_s - self._seen[1][0] >= WINDOW_S:
-            self._seen.popleft()
+        samples_per_s = self._rates.rate("samples", sum(worker.samples for worker in job.workers), now_s)
         names = {name for worker in job.workers for name in worker.metrics}
         ordered = sorted(names, key=lambda name: (name not in FIRST_METRICS, name))
         means = ((name, job.metric(name)) for name in ordered)
         return Progress(
             first_step=min(steps),
             last_step=max(steps),
-            samples_per_s=self._rate(),
+            samples_per_s=samples_per_s,
             metrics=tuple((name, mean) for name, mean in means if mean is not None),
             tau=job.tau,
         )
-
-    def _rate(self) -> float | None:
-        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else None

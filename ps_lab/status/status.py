@@ -63,6 +63,9 @@ class Snapshot:
     nbytes: int
 
 
+GONE = frozenset({"left", "lost"})  # states of a worker that is no member any more
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """A worker of a job, as the coordinator knows it.

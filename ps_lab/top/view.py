@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ps_lab.status.status import Job, Shard, Snapshot, Status, Worker
+from ps_lab.status.rates import Rates
+from ps_lab.status.status import GONE, Job, Shard, Snapshot, Status, Worker
 from ps_wire.spec.staleness import merge_counts, summarize
 
-WINDOW_S = 6.0  # workers report every two seconds: over a shorter time rates jump
 MOST_POINTS = 120  # of staleness that are kept
 MOST_EVENTS = 20
-GONE = frozenset({"left", "lost"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,32 +105,6 @@ class View:
     def to_json(self) -> dict[str, Any]:
         """An object for a page."""
         return asdict(self)
-
-
-class Rates:
-    """Numbers that only grow, as they were in the last seconds."""
-
-    def __init__(self) -> None:
-        """None was seen."""
-        self._seen: dict[object, deque[tuple[float, float]]] = {}
-        self._asked: set[object] = set()
-
-    def rate(self, key: object, value: float, now_s: float) -> float | None:
-        """How fast it grows; None until there are two looks, or where it began anew."""
-        seen = self._seen.setdefault(key, deque())
-        self._asked.add(key)
-        if seen and value < seen[-1][1]:
-            seen.clear()
-        seen.append((now_s, value))
-        while len(seen) > 2 and now_s - seen[1][0] >= WINDOW_S:
-            seen.popleft()
-        (first_s, first), (last_s, last) = seen[0], seen[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else None
-
-    def forget_others(self) -> None:
-        """Forgets what was not asked for since the last call."""
-        self._seen = {key: seen for key, seen in self._seen.items() if key in self._asked}
-        self._asked.clear()
 
 
 class Film:

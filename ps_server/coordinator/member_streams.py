@@ -258,7 +258,7 @@ class MemberStreams:
                         continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
                 void = member.state is MemberState.RETURNING and message.number and not _leaves(message)
-                if mailbox.takes(message) and not void:
+                if mailbox.receive(message) and not void:
                     if spec is not None:
                         self._late_joins.make_table(runner, member, spec, message.make_table.table)
                     else:
@@ -278,7 +278,7 @@ class MemberStreams:
         match message.WhichOneof("kind"):
             case "heartbeat":
                 progress = message.heartbeat.progress
-                runner.progress[member.worker] = _bounded(progress)
+                runner.note_progress(member, _bounded(progress))
                 if progress.HasField("calls"):
                     job.calls.stand(member, progress.calls)
                 member.say_taken(dict(progress.taken))
@@ -293,13 +293,13 @@ class MemberStreams:
             case "cut_ready" | "cut_captured" | "holding" as kind:
                 self._hold(kind, message, job.name, member)
             case "finish":
-                runner.progress[member.worker] = _bounded(message.finish.progress)
+                runner.note_progress(member, _bounded(message.finish.progress))
                 member.say_steps(message.finish.progress.step)
                 runner.do(job.finish(member))
                 runner.events.record(Event.FINISH, member, membership_epoch=job.phase.membership_epoch)
                 self._leases.gone(job.name, member)
             case "leave":
-                runner.progress[member.worker] = _bounded(message.leave.progress)
+                runner.note_progress(member, _bounded(message.leave.progress))
                 member.say_steps(message.leave.progress.step)
                 reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 torn = message.leave.torn

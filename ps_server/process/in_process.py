@@ -22,8 +22,9 @@ from ps_server.log import logger
 from ps_server.process.hosted_shard import HostedShard
 from ps_server.process.own_loop import AtOnce, end_tasks
 from ps_server.process.shard_zero import ShardZero
+from ps_server.shard.connection_tokens import TOKEN_BYTES
 from ps_server.shard.service import ShardService
-from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.shard import Shard
 from ps_server.shard.transport.memory_stream import MemoryStream
 from ps_server.shard.transport.session import Session
 from ps_wire.access.access import Access

@@ -5,45 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from ps_server.agreement.gate import Gate, gate_of
 from ps_server.agreement.refusals import evicted, rolled_back
 from ps_server.events import Event, line_of
 from ps_server.log import logger
+from ps_server.shard.connection_tokens import UnusedTokens
+from ps_server.shard.sessions import Retirable, Sessions
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import ServerNotReady, StrangerRefused
 from ps_wire.spec import consistency
 from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.spec.nonfinite import parse as parse_nonfinite
-
-
-class Retirable(Protocol):
-    """A connection that another one can replace; see `Flow` for its figures.
-
-    Attributes:
-        carrier: its name.
-    """
-
-    carrier: str
-
-    @property
-    def received_bytes(self) -> int:
-        """See `Flow`; so is the next one."""
-        ...
-
-    @property
-    def sent_bytes(self) -> int:
-        """See above."""
-        ...
-
-    def retire(self) -> None:
-        """Takes no more frames; waits for the one that is being taken."""
-        ...
-
-    def sever(self) -> None:
-        """Ends the connection at once, once it is retired, and frees what it holds. Never blocks."""
-        ...
 
 
 @dataclass(slots=True)
@@ -54,11 +28,9 @@ class ShardJob:
         gate: of its consistency model.
         members: worker -> (incarnation, first step by table); those in the gates.
         known: worker -> live incarnation; members, and those who may only read.
-        tokens: (worker, incarnation, rank) -> tokens good for one connection each.
-        sessions: (worker, rank) -> its live connection.
+        tokens: that are good for one connection each.
+        sessions: the connections of its workers.
         fenced: worker -> the newest incarnation that was fenced; it and older ones may do nothing any more.
-        expelled: worker -> the connections that its fence has ended, until the verdict.
-        connected: (worker, rank) -> the incarnation that has had a connection.
         events: kind -> how often it came here.
         floor: incarnations up to this one were before the rollback to `floor_step`; 0: there was none.
     """
@@ -70,12 +42,10 @@ class ShardJob:
     members: dict[int, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
     tables: dict[int, ShardTable] = field(default_factory=dict)
-    tokens: dict[tuple[int, int, int], list[bytes]] = field(default_factory=dict)
-    sessions: dict[tuple[int, int], Retirable] = field(default_factory=dict)
+    tokens: UnusedTokens = field(default_factory=UnusedTokens)
+    sessions: Sessions = field(default_factory=Sessions)
     memory_bytes: int = 0
     fenced: dict[int, int] = field(default_factory=dict)
-    expelled: dict[int, tuple[Retirable, ...]] = field(default_factory=dict)
-    connected: dict[tuple[int, int], int] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
     floor: int = 0
     floor_step: int = 0
@@ -103,11 +73,9 @@ class ShardJob:
             members=dict(self.members),
             known=dict(self.known),
             tables=dict(self.tables),
-            tokens={key: list(tokens) for key, tokens in self.tokens.items()},
-            sessions=dict(self.sessions),
+            tokens=self.tokens.copy(),
+            sessions=self.sessions.copy(),
             fenced=dict(self.fenced),
-            expelled=dict(self.expelled),
-            connected=dict(self.connected),
             events=Counter(self.events),
         )
 
@@ -124,7 +92,7 @@ class ShardJob:
             ],
             "known": list(self.known.items()),
             "fenced": list(self.fenced.items()),
-            "expelled": list(self.expelled),
+            "expelled": list(self.sessions.expelled),
             "floor": self.floor,
             "floor_step": self.floor_step,
         }
@@ -139,7 +107,7 @@ class ShardJob:
             nonfinite=parse_nonfinite(facts["nonfinite"]),
             known=dict(facts["known"]),
             fenced=dict(facts["fenced"]),
-            expelled=dict.fromkeys(facts["expelled"], ()),
+            sessions=Sessions.of_expelled(facts["expelled"]),
             floor=facts["floor"],
             floor_step=facts["floor_step"],
         )
@@ -150,36 +118,65 @@ class ShardJob:
             {worker: (incarnation, dict(clocks)) for worker, incarnation, clocks in facts["members"]}
         )
 
-    def connections(self) -> list[Retirable]:
-        """All that are live, or wait for a verdict."""
-        expelled = [*self.expelled.values()]  # at once: others come and go
-        return [*self.sessions.values(), *(it for ended in expelled for it in ended)]
-
     def retire(self) -> None:
         """Nothing more is taken of its workers; waits for what is being taken."""
-        for session in self.connections():
+        for session in self.sessions.every():
             session.retire()
 
-    def sessions_of(self, worker: int) -> dict[int, Retirable]:
-        """Rank -> its live connection, of one worker; in no order."""
-        return {rank: it for (whose, rank), it in self.sessions.items() if whose == worker}
+    def sever(self) -> None:
+        """After `retire`: its connections end at once, and what they hold is free."""
+        for session in self.sessions.every():
+            session.sever()
 
-    def take_sessions(self, worker: int) -> tuple[Retirable, ...]:
-        """Removes and returns the live connections of all ranks of a worker."""
-        taken = [key for key in self.sessions if key[0] == worker]
-        return tuple(self.sessions.pop(key) for key in taken)
+    def put_table(self, table: ShardTable) -> None:
+        """A table of it that is open from now on."""
+        self.tables[table.spec.number] = table
 
-    def forget_tokens(self, worker: int, incarnation: int | None = None) -> None:
-        """No token of a worker is good any more; of one incarnation, or of all."""
-        for key in [key for key in self.tokens if key[0] == worker and incarnation in (None, key[1])]:
-            del self.tokens[key]
+    def drop_table(self, number: int) -> None:
+        """Forgets a table that has not started."""
+        del self.tables[number]
 
-    def count_connection(self, worker: int, rank: int) -> None:
-        """A rank of a worker has a connection: its first one, or another one in place of it."""
+    # -- who is in it ----------------------------------------------------------------------------------
+
+    def admit(self, worker: int, incarnation: int, clocks: Mapping[int, int] | None) -> None:
+        """A worker may connect, and tokens of those before are void; with clocks it is a member."""
+        self.known[worker] = incarnation
+        self.tokens.forget(worker)
+        if clocks is not None:
+            self.members[worker] = (incarnation, dict(clocks))
+
+    def enter(self, worker: int, incarnation: int, table: int, step: int) -> None:
+        """Who may connect becomes a member of a table; `step` is its first."""
+        known, clocks = self.members.get(worker, (incarnation, {}))
+        clocks = {**clocks, table: step} if known == incarnation else {table: step}
+        self.members[worker] = incarnation, clocks
+
+    def leave(self, worker: int, incarnation: int) -> None:
+        """A worker is no member any more; it may still connect, to read."""
+        if self.is_member(worker, incarnation):
+            del self.members[worker]
+
+    def dismiss(self, worker: int, incarnation: int) -> tuple[Retirable, ...]:
+        """A reader goes; returns the connections that it leaves."""
+        self.known.pop(worker, None)
+        self.tokens.forget(worker, incarnation)
+        return self.sessions.pop(worker)
+
+    def fence(self, worker: int, incarnation: int) -> tuple[Retirable, ...]:
+        """This incarnation may do nothing any more; returns its connections, kept until the verdict."""
+        if self.known.get(worker) == incarnation:
+            del self.known[worker]
+        self.leave(worker, incarnation)
+        self.tokens.forget(worker, incarnation)
+        self.fenced[worker] = max(incarnation, self.fenced.get(worker, 0))
+        return self.sessions.expel(worker)
+
+    def connect(self, worker: int, rank: int, session: Retirable) -> Retirable | None:
+        """A rank of a worker has a connection, its first one or another one; returns the one before."""
         incarnation = self.known.get(worker, 0)
-        if self.connected.get((worker, rank)) == incarnation:
+        if self.sessions.connected.get((worker, rank)) == incarnation:
             self.say(Event.RETRY, worker=worker, incarnation=incarnation)
-        self.connected[worker, rank] = incarnation
+        return self.sessions.replace(worker, rank, incarnation, session)
 
     def say(self, event: Event, **facts: object) -> None:
         """Counts and logs an event."""
@@ -200,7 +197,7 @@ class ShardJob:
         if self.floor and incarnation <= self.floor:
             raise rolled_back(self.name, self.floor_step)
         if incarnation <= self.fenced.get(worker, -1):
-            if worker in self.expelled:
+            if worker in self.sessions.expelled:
                 raise ServerNotReady(f"worker {worker} of job {self.name} is being evicted", worker=worker)
             raise evicted(self.name, worker, incarnation)
         raise StrangerRefused(

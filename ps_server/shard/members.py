@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ps_server.events import Event
-from ps_server.shard.job import Retirable, ShardJob
+from ps_server.shard.job import ShardJob
 from ps_server.shard.jobs import ShardJobs
 from ps_wire.frames.frame import FIRST_READER
 from ps_wire.spec import consistency
@@ -48,10 +48,7 @@ class ShardMembers:
                     nonfinite=nonfinite,
                 ),
             )
-            entry.known[worker] = incarnation
-            entry.forget_tokens(worker)
-            if not reader:
-                entry.members[worker] = (incarnation, dict(clocks))
+            entry.admit(worker, incarnation, None if reader else clocks)
             tables = list(entry.tables.values())
         if not reader:
             for table in tables:
@@ -63,13 +60,8 @@ class ShardMembers:
             entry = self._jobs.by_name.get(job)
             if entry is None:  # it was dropped meanwhile, or its first member was not let in here
                 return {}
-            if entry.is_member(worker, incarnation):
-                del entry.members[worker]
-            sessions: tuple[Retirable, ...] = ()
-            if worker >= FIRST_READER:
-                entry.known.pop(worker, None)
-                entry.forget_tokens(worker, incarnation)
-                sessions = entry.take_sessions(worker)
+            entry.leave(worker, incarnation)
+            sessions = entry.dismiss(worker, incarnation) if worker >= FIRST_READER else ()
             tables = list(entry.tables.values())
         for session in sessions:
             session.retire()
@@ -85,13 +77,7 @@ class ShardMembers:
             entry = self._jobs.by_name.get(job)
             if entry is None:  # it was dropped meanwhile: there is nothing to keep anybody from
                 return {}
-            if entry.known.get(worker) == incarnation:
-                del entry.known[worker]
-            if entry.is_member(worker, incarnation):
-                del entry.members[worker]
-            entry.forget_tokens(worker, incarnation)
-            entry.fenced[worker] = max(incarnation, entry.fenced.get(worker, 0))
-            sessions = entry.expelled[worker] = entry.take_sessions(worker)
+            sessions = entry.fence(worker, incarnation)
             tables = list(entry.tables.values())
         for session in sessions:
             session.retire()
@@ -121,7 +107,7 @@ class ShardMembers:
         with self._jobs.lock:
             if dropped:
                 entry.say(Event.DROP, worker=worker, incarnation=incarnation, pushes=dropped)
-            sessions = entry.expelled.pop(worker, ())
+            sessions = entry.sessions.judge(worker)
         for session in sessions:
             session.sever()  # it hears why when it connects again
         return newest
@@ -130,8 +116,6 @@ class ShardMembers:
         """A worker that was prepared becomes a member of a table; `step` is its first."""
         with self._jobs.lock:
             entry = self._jobs.known(job)
-            known, clocks = entry.members.get(worker, (incarnation, {}))
-            clocks = {**clocks, table: step} if known == incarnation else {table: step}
-            entry.members[worker] = incarnation, clocks
+            entry.enter(worker, incarnation, table, step)
             entered = entry.tables[table]
         entered.join(worker, incarnation, step)

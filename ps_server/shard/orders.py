@@ -124,8 +124,8 @@ def _start_table(shard: Shard, order: pb.StartTable, _number: int) -> Figures:
 
 def _drop_job(shard: Shard, order: pb.DropJob, _number: int) -> Figures:
     before = shard.end(order.job)
-    for session in before.connections() if before is not None else ():
-        session.sever()  # what it holds of the job is free, also where its worker hangs
+    if before is not None:
+        before.sever()  # what connections hold of it is free, also where a worker hangs
     return {}
 
 

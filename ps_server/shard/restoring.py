@@ -42,8 +42,8 @@ def restore(
     """
     with shard.open_part(job.name, snapshot, tables) as read:
         before = shard.end(job.name)
-        for session in before.connections() if before is not None else ():
-            session.sever()  # it hears why when it connects again
+        if before is not None:
+            before.sever()  # its workers hear why when they connect again
         shard.become(generation)
         shard.put(
             ShardJob(

@@ -158,7 +158,7 @@ def _table_figures(job: ShardJob, table: ShardTable) -> pb.TableStatus:
 
 def _worker_figures(job: ShardJob, totals: Totals, worker: int) -> pb.TableWorker:
     ledger = totals.ledger(worker)
-    ranks = job.sessions_of(worker)
+    ranks = job.sessions.of(worker)
     return pb.TableWorker(
         worker=worker,
         min_clock=totals.lowest.get(worker, 0),

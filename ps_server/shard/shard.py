@@ -6,9 +6,6 @@ The lock of `ShardJobs` guards the maps; it is never held while tensors are work
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,12 +19,14 @@ from ps_server.agreement.report_outlet import ReportOutlet
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.rpc.complaints import Complaints
-from ps_server.shard.job import Retirable, ShardJob
+from ps_server.shard.connection_tokens import ConnectionTokens, owner_of
+from ps_server.shard.job import ShardJob
 from ps_server.shard.jobs import ShardJobs
 from ps_server.shard.members import ShardMembers
 from ps_server.shard.memory_budget import MemoryBudget
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
+from ps_server.shard.sessions import Retirable
 from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.state.snapshots import ShardSnapshots
 from ps_server.shard.table.table import ShardTable
@@ -47,16 +46,11 @@ from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.spec import consistency
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
-from ps_wire.text import one_line
 
 OpenPart: TypeAlias = Callable[
     [str, str, Sequence[TableSpec]], AbstractContextManager[Callable[[Plan, TableSpec], TableState]]
 ]
 MAX_PARTITIONS = 32_768  # of a table here: 256 GiB at 8 MiB; each takes 50 us to open, and
-TOKEN_BYTES = 16
-NONCE_BYTES = 8  # of them; the others prove for whom it was drawn
-MAX_NAME = 64  # characters of a job's, where a refusal names it
-MAX_TOKENS = 16  # a rank's that it has asked for and not used; older ones are void
 
 
 class Shard:
@@ -107,7 +101,7 @@ class Shard:
         self.open_part: OpenPart = _no_snapshots
         if store is not None:
             self.open_part = SnapshotReader(store, shard=index, num_shards=num_shards).open
-        self._secret = secrets.token_bytes(32)
+        self._tokens = ConnectionTokens()
         self._jobs = ShardJobs(index)
         self.members = ShardMembers(self._jobs)
 
@@ -130,7 +124,7 @@ class Shard:
             if before is not None:
                 assert not before.started, (job, spec.number)
                 entry.release(self._needed_bytes(before.spec, before.plan, entry))
-                del entry.tables[spec.number]
+                entry.drop_table(spec.number)
             need = self._needed_bytes(spec, plan, entry)
             held = {other.name: other.memory_bytes for other in self._jobs.by_name.values()}
             fits = self._budget.fits(need, held)
@@ -167,7 +161,7 @@ class Shard:
                 needed=need,
             ) from None
         with self._jobs.lock:
-            entry.tables[spec.number] = table
+            entry.put_table(table)
         logger.info("job %s: table %d opened, %d bytes", job, spec.number, need)
 
     def _needed_bytes(self, spec: TableSpec, plan: Plan, job: ShardJob) -> int:
@@ -263,10 +257,8 @@ class Shard:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
             check_rank(worker, rank)
-            token = self._draw(job, worker, incarnation, rank)
-            kept = entry.tokens.setdefault((worker, incarnation, rank), [])
-            kept.append(token)
-            del kept[:-MAX_TOKENS]
+            token = self._tokens.draw(job, worker, incarnation, rank)
+            entry.tokens.keep(token, worker, incarnation, rank)
             return token
 
     def use_token(self, job: str, worker: int, incarnation: int, token: bytes, rank: int = 0) -> None:
@@ -278,27 +270,15 @@ class Shard:
         Raises:
             JobUnknown, StrangerRefused: as for `make_token`, or the token is not one of this rank's.
         """
-        whose = f"worker {worker} of job {one_line(job, MAX_NAME)}"
-        if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation, rank)):
-            raise StrangerRefused(f"{whose}: this token was not given to it")
+        self._tokens.check(token, job, worker, incarnation, rank)
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            kept = entry.tokens.get((worker, incarnation, rank), [])
-            for index, known in enumerate(kept):
-                if hmac.compare_digest(known, token):
-                    del kept[index]
-                    return
-        raise StrangerRefused(f"{whose}: this token is used up, or others have been given out since")
-
-    def _draw(self, job: str, worker: int, incarnation: int, rank: int) -> bytes:
-        return self._sign(secrets.token_bytes(NONCE_BYTES), job, worker, incarnation, rank)
-
-    def _sign(self, nonce: bytes, job: str, worker: int, incarnation: int, rank: int) -> bytes:
-        """The token with this beginning, of this rank of a worker: nobody else can tell it."""
-        whose = f"{incarnation} {worker} {rank} {job}".encode(errors="replace")
-        size = TOKEN_BYTES - NONCE_BYTES
-        return nonce + hashlib.blake2b(nonce + whose, key=self._secret, digest_size=size).digest()
+            is_good = entry.tokens.use(token, worker, incarnation, rank)
+        if not is_good:
+            raise StrangerRefused(
+                f"{owner_of(job, worker)}: this token is used up, or others have been given out since"
+            )
 
     def is_member(self, job: str, worker: int, incarnation: int) -> bool:
         """Whether this worker's pulls go through the gate."""
@@ -350,16 +330,14 @@ class Shard:
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            entry.count_connection(worker, rank)
-            before, entry.sessions[worker, rank] = entry.sessions.get((worker, rank)), session
-            return before
+            return entry.connect(worker, rank, session)
 
     def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet, rank: int = 0) -> None:
         """A connection of this job is gone."""
         with self._jobs.lock:
             entry = self._jobs.by_name.get(job)
-            if entry is not None and entry.sessions.get((worker, rank)) is session:
-                del entry.sessions[worker, rank]
+            if entry is not None:
+                entry.sessions.forget(worker, rank, session)
             tables = list(entry.tables.values()) if entry is not None else []
         for table in tables:
             table.forget(outlet)

@@ -25,26 +25,30 @@ _NAME = "torch._dynamo"
 _CACHE = "__dynamo_disable"  # where torch keeps on a function what `disable` made of it
 
 
-class _LateTraceRules:
-    """`torch._dynamo.trace_rules` of the stand-in."""
+class _LateModule:
+    """A module of the tracer, as the stand-in has it: any other name of it is that of the module itself."""
 
     def __init__(self, itself: Callable[[], Any]) -> None:
-        self._itself = itself
+        self._itself = itself  # imports the module, unless it is there
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._itself(), name)
+
+
+class _LateTraceRules(_LateModule):
+    """`torch._dynamo.trace_rules` of the stand-in."""
 
     def clear_lru_cache(self) -> None:
         """Forgets what rules were evaluated: none where nothing is traced yet."""
         if not is_late():
-            self._itself().trace_rules.clear_lru_cache()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._itself().trace_rules, name)
+            self._itself().clear_lru_cache()
 
 
-class _LateEvalFrame:
+class _LateEvalFrame(_LateModule):
     """`torch._dynamo.eval_frame` of the stand-in."""
 
     def __init__(self, itself: Callable[[], Any], lock: threading.RLock) -> None:
-        self._itself = itself
+        super().__init__(itself)
         self._lock = lock
         self._skipped: set[CodeType] = set()
 
@@ -54,15 +58,12 @@ class _LateEvalFrame:
             if is_late():
                 self._skipped.add(code)
             else:
-                self._itself().eval_frame.skip_code(code)
+                self._itself().skip_code(code)
 
     def hand_on(self) -> None:
         """Has the module itself, which has taken its place, skip what was to be skipped before."""
         while self._skipped:
-            self._itself().eval_frame.skip_code(self._skipped.pop())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._itself().eval_frame, name)
+            self._itself().skip_code(self._skipped.pop())
 
 
 class _LateDynamo(ModuleType):
@@ -74,8 +75,8 @@ class _LateDynamo(ModuleType):
         self.__path__ = list(spec.submodule_search_locations or ())  # so its modules are looked for
         self._lock = threading.RLock()  # guards the list, and what is to be skipped
         self._not_disabled: list[Any] = []
-        self.trace_rules = _LateTraceRules(self.itself)
-        self.eval_frame = _LateEvalFrame(self.itself, self._lock)
+        self.trace_rules = _LateTraceRules(lambda: self.itself().trace_rules)
+        self.eval_frame = _LateEvalFrame(lambda: self.itself().eval_frame, self._lock)
 
     def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
         """The function as it is: nothing is traced yet."""

@@ -403,7 +403,7 @@ class Channel:
         data = bytearray(count)
         rest = memoryview(data)
         while rest:
-            if taken := self._lines.take(source, rest):
+            if taken := self._lines.receive(source, rest):
                 rest = rest[taken:]
             else:
                 self._pause(source)

@@ -70,7 +70,7 @@ class RankLines:
             self._unsent[rank].append(memoryview(data))
             self._send(rank)
 
-    def take(self, rank: int, into: memoryview) -> int:
+    def receive(self, rank: int, into: memoryview) -> int:
         """The number of bytes of a rank that were there and now are in `into`; does not wait.
 
         Raises:

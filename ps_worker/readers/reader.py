@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, cast
 
 import torch
@@ -98,6 +97,10 @@ class _Inbox(queue.SimpleQueue[_Item]):
     def ask(self, exchange: Exchange) -> None:
         """This exchange's weights are asked for next: a connection that is made again asks once more."""
         self._asking = exchange
+
+    def put_table(self, number: int, spec: TableSpec, exchange: Exchange) -> None:
+        """A table that is read from now on."""
+        self.tables[number] = spec, exchange
 
     def receive(self, frame: wire.Frame) -> None:
         """See `Peer.receive`."""
@@ -266,9 +269,7 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
     # -- what comes in ---------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ class Reader:
                 start=spec.optimizer.hyperparameters,
             )
             exchange.connect(self._connections)
-            self._inbox.tables[number] = spec, exchange
+            self._inbox.put_table(number, spec, exchange)
         return self._inbox.tables[number]
 
     def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> pb.Cut | None:

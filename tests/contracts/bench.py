@@ -14,7 +14,8 @@ import grpc
 import torch
 
 import ps_worker as ps
-from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.connection_tokens import TOKEN_BYTES
+from ps_server.shard.shard import Shard
 from ps_server.shard.transport.memory_stream import MessageStream
 from ps_server.shard.transport.session import Session
 from ps_wire.access.certificates import TlsFolder

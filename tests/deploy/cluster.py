@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from ps_lab.cluster.namespace import Namespace
 from tests.faults import limits as faults_limits
 from tests.faults import links
 from tests.integration.processes import LIMIT_S, Process, Zygote
@@ -43,8 +44,8 @@ class Node:
     def __init__(self, number: int) -> None:
         self.address = f"10.88.0.{number}"
         self._name = f"n{number}"
-        self._holder = links.namespace()
-        pid = str(self._holder.pid)
+        self._namespace = Namespace()
+        pid = str(self._namespace.pid)
         links.ip("link", "add", self._name, "type", "veth", "peer", "name", "eth0", "netns", pid)
         links.ip("link", "set", self._name, "master", BRIDGE, "up")
         for words in (
@@ -52,12 +53,12 @@ class Node:
             ("link", "set", "eth0", "up"),
             ("link", "set", "lo", "up"),
         ):
-            subprocess.run(["nsenter", "--net", "--target", pid, "ip", *words], check=True)
+            subprocess.run([*self._namespace.enter, "ip", *words], check=True)
 
     @property
     def environment(self) -> dict[str, str]:
         """Of a process that is to be on it."""
-        return {links.ENTER: f"/proc/{self._holder.pid}/ns/net"}
+        return {links.ENTER: self._namespace.path}
 
     def vanish(self) -> None:
         """Nothing reaches it any more, and nobody is told."""
@@ -66,11 +67,7 @@ class Node:
     def close(self) -> None:
         """Takes it away; its processes have ended."""
         links.ip("link", "del", self._name)  # else it goes with the namespace, some time later
-        assert self._holder.stdin is not None
-        assert self._holder.stdout is not None
-        self._holder.stdin.close()
-        self._holder.stdout.close()
-        self._holder.wait()
+        self._namespace.close()
 
 
 class Cluster:

@@ -370,8 +370,8 @@ class Chaos:
 
 
 def is_stopped(process: Process) -> bool:
-    """Whether SIGSTOP has arrived, or the process is gone."""
+    """Whether SIGSTOP has arrived, or the process is gone; its number stays until somebody waits for it."""
     try:
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "Z", "X"}
     except OSError:
         return True

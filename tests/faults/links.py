@@ -15,6 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
+from ps_lab.cluster.namespace import Namespace
 from tests.until import LIMIT_S
 
 ENTER = "FAULTS_NETWORK"  # of the environment: the namespace that a process enters
@@ -50,18 +51,6 @@ def refusal() -> str | None:
     )
 
 
-def namespace() -> subprocess.Popen[bytes]:
-    """A process that holds a new network namespace until its stdin is closed."""
-    holder = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"ready\n"
-    return holder
-
-
 class Link:
     """A namespace, and its link to ours.
 
@@ -74,8 +63,8 @@ class Link:
         self._name = f"w{number}"
         self._inside = f"10.77.{number}.2"
         self._rate: str | None = None
-        self._holder = namespace()
-        pid = str(self._holder.pid)
+        self._namespace = Namespace()
+        pid = str(self._namespace.pid)
         ip("link", "add", self._name, "type", "veth", "peer", "name", "eth0", "netns", pid)
         ip("addr", "add", f"{self.host}/24", "dev", self._name)
         ip("link", "set", self._name, "up")
@@ -89,7 +78,7 @@ class Link:
     @property
     def environment(self) -> dict[str, str]:
         """Of a process that is to live inside."""
-        return {ENTER: f"/proc/{self._holder.pid}/ns/net"}
+        return {ENTER: self._namespace.path}
 
     def cut(self) -> None:
         """Nothing gets through any more; nobody is told."""
@@ -137,18 +126,14 @@ class Link:
         )
 
     def _enter(self, *words: str) -> None:
-        subprocess.run(["nsenter", "--net", "--target", str(self._holder.pid), *words], check=True)
+        subprocess.run([*self._namespace.enter, *words], check=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._holder.stdin is not None
-        assert self._holder.stdout is not None
         ip("link", "del", self._name)  # else it goes with the namespace, some time later
-        self._holder.stdin.close()
-        self._holder.stdout.close()
-        self._holder.wait()
+        self._namespace.close()
 
 
 class Disk:

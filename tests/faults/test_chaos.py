@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.processes import Zygote
+from tests.integration.processes import Zygote, run
+from tests.until import until
 
 from . import chaos, links
+from .chaos_round import is_stopped
 from .ledger import checksum
 from .replay import Slice, check_order, replay
 from .resume_plan import draw as draw_resumed
@@ -110,6 +113,15 @@ WITH_A_CUT = next(
     for number in range(1, 100, 2)  # in which a server ends, too
     if {Act.CUT, Act.BLINK} <= acts_on("worker", links_round(number).events)
 )
+
+
+@pytest.mark.integration
+def test_a_process_that_was_killed_and_that_nobody_has_waited_for_is_no_longer_waited_for_to_stop() -> None:
+    process = run("sleep", "60")
+    assert not is_stopped(process)
+    process.signal(signal.SIGKILL)
+    until(lambda: is_stopped(process), "it is gone")
+    assert process.wait_end() == -signal.SIGKILL
 
 
 def test_a_seed_gives_the_same_schedule_and_another_one_another() -> None:

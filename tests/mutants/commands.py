@@ -12,6 +12,20 @@ STARTS = f"{WIRE}process/test_program.py"
 
 MUTANTS = (
     Mutant(
+        name="commands: a worker's line says twice who says it, before it knows its number",
+        file="ps_lab/cluster/display.py",
+        text='        for name in (process, process.partition(" ")[0]):\n',
+        fault="        for name in (process,):\n",
+        tests=("tests/unit/ps_lab/cluster/test_display.py",),
+    ),
+    Mutant(
+        name="commands: an option of launch that there is not is taken for the script",
+        file="ps_lab/cli.py",
+        text='context_settings={"allow_interspersed_args": False})',
+        fault='context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})',
+        tests=("tests/unit/ps_lab/test_cli.py::test_what_makes_no_sense_ends_with_64_and_says_why",),
+    ),
+    Mutant(
         name="program: Ctrl-C in an import is raised there",
         file=PROGRAM,
         text="        signal.signal(signal.SIGINT, signal.SIG_DFL)\n",

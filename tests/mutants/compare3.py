@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         name="ddp: a step of gradients that were not averaged is taken",
         file="ps_worker/group/ddp/ddp_worker.py",
-        text="        if not self._replica.take_buckets():\n",
-        fault="        if self._replica.take_buckets() < 0:\n",
+        text="        if not self._replica.pop_buckets():\n",
+        fault="        if self._replica.pop_buckets() < 0:\n",
         tests=(f"{OF_DDP}::test_what_a_baseline_does_not_have_is_refused_by_name",),
     ),
     Mutant(

@@ -315,8 +315,8 @@ MUTANTS = (
     Mutant(
         name="shares: an epoch that is begun again is counted twice",
         file=SHARES,
-        text="        if not again:\n            dealt.begun.add(worker)\n",
-        fault="        if True:\n            dealt.begun.add(worker)\n",
+        text="        if not again:\n            dealt.begin(worker)\n",
+        fault="        if True:\n            dealt.begin(worker)\n",
         tests=(SHARING,),
     ),
     Mutant(
@@ -335,16 +335,16 @@ MUTANTS = (
     ),
     Mutant(
         name="shares: a piece that is left over is dealt to two",
-        file=SHARES,
-        text="place, first = dealt.left.pop(places.index(own) if own in places else 0)",
-        fault="place, first = dealt.left[places.index(own) if own in places else 0]",
+        file="ps_server/coordinator/epochs/epoch.py",
+        text="return self.left.pop(places.index(own) if own in places else 0)",
+        fault="return self.left[places.index(own) if own in places else 0]",
         tests=(SHARING,),
     ),
     Mutant(
         name="shares: what is left over begins a batch too late",
         file=SHARES,
-        text="self._epochs[key].left.append((piece.place, piece.first + used.batches))",
-        fault="self._epochs[key].left.append((piece.place, piece.first + used.batches + 1))",
+        text="self._epochs[key].leave_over(piece.place, piece.first + used.batches)",
+        fault="self._epochs[key].leave_over(piece.place, piece.first + used.batches + 1)",
         tests=(SHARING,),
     ),
     Mutant(
@@ -357,8 +357,8 @@ MUTANTS = (
     Mutant(
         name="shares: a share that nobody asked for is lost with its worker",
         file="ps_server/coordinator/epochs/epoch.py",
-        text="                if left_over:\n                    self.left.append((place",
-        fault="                if not left_over:\n                    self.left.append((place",
+        text="                if left_over:\n                    self.leave_over(place",
+        fault="                if not left_over:\n                    self.leave_over(place",
         tests=(SHARING,),
     ),
     Mutant(

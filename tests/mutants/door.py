@@ -63,7 +63,7 @@ MUTANTS = (
     Mutant(
         name="door: a worker's name stands twice before each of its lines",
         file="ps_lab/cluster/display.py",
-        text='text.removeprefix(f"{process}: ")',
+        text='text.removeprefix(f"{name}: ")',
         fault="text",
         tests=(f"{DISPLAY}::test_the_name_of_a_process_stands_once_before_each_of_its_lines",),
     ),

@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         name="groups: hosts of a bench have no slow links",
         file="ps_lab/cluster/network.py",
-        text='        _run(*inside, "tc", *shape(link, INTERFACE))\n',
+        text='        _run(*inside.enter, "tc", *shape(link, INTERFACE))\n',
         fault="        pass\n",
         tests=(f"{NETWORK}::test_a_link_between_two_hosts_is_as_slow_as_it_should_be",),
         survives="the other end of the link is as slow",

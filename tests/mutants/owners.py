@@ -80,9 +80,9 @@ MUTANTS = (
     ),
     Mutant(
         name="owners: a rank's HELLO retires the connection of another rank",
-        file="ps_server/shard/shard.py",
-        text="            before, entry.sessions[worker, rank] = entry.sessions.get((worker, rank)), session\n",
-        fault="            before, entry.sessions[worker, 0] = entry.sessions.get((worker, 0)), session\n",
+        file="ps_server/shard/sessions.py",
+        text="        before, self.live[worker, rank] = self.live.get((worker, rank)), session\n",
+        fault="        before, self.live[worker, 0] = self.live.get((worker, 0)), session\n",
         tests=(
             f"{SESSION}::test_ranks_of_one_worker_have_a_connection_each_and_a_new_one_retires_that_of_its_rank_alone",
         ),
@@ -105,9 +105,9 @@ MUTANTS = (
     ),
     Mutant(
         name="owners: a fence ends the connection of rank 0 alone",
-        file="ps_server/shard/job.py",
-        text="        taken = [key for key in self.sessions if key[0] == worker]\n",
-        fault="        taken = [key for key in self.sessions if key == (worker, 0)]\n",
+        file="ps_server/shard/sessions.py",
+        text="        gone = [key for key in self.live if key[0] == worker]\n",
+        fault="        gone = [key for key in self.live if key == (worker, 0)]\n",
         tests=(f"{SESSION}::test_an_eviction_ends_the_connections_of_all_ranks",),
     ),
     Mutant(

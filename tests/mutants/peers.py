@@ -64,7 +64,7 @@ MUTANTS = (
     ),
     Mutant(
         name="HELLO without a token of this job says whether the job is here",
-        file="ps_server/shard/shard.py",
+        file="ps_server/shard/connection_tokens.py",
         text="if not hmac.compare_digest(token, self._sign(token[:NONCE_BYTES], job, worker, incarnation, rank)):",
         fault="if not token:",
         tests=("tests/unit/ps_server/shard/test_shard.py",),

@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         name="resume: of who comes again none gets its own share first",
-        file="ps_server/coordinator/epochs/epoch_book.py",
+        file="ps_server/coordinator/epochs/epoch.py",
         text="pop(places.index(own) if own in places else 0)",
         fault="pop(0)",
         tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),

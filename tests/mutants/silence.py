@@ -16,11 +16,20 @@ MUTANTS = (
     Mutant(
         name="silence: who is fenced between its token and its connection gets one that no fence finds",
         file=SHARD,
-        text="            entry.check_known(worker, incarnation)\n            entry.count_connection(worker, rank)\n",
-        fault="            entry.count_connection(worker, rank)\n",
+        text="            entry.check_known(worker, incarnation)\n            return entry.connect(",
+        fault="            return entry.connect(",
         tests=(
             f"{SESSION}::test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears_why",
             CONNECTS_AGAIN,
+        ),
+    ),
+    Mutant(
+        name="silence: a worker that was refused is called silent in a warning of each shard",
+        file="ps_server/shard/transport/session.py",
+        text="isinstance(error, (JobUnknown, Evicted))",
+        fault="isinstance(error, JobUnknown)",
+        tests=(
+            f"{SESSION}::test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears_why",
         ),
     ),
     Mutant(

@@ -441,8 +441,8 @@ MUTANTS = (
     Mutant(
         name="restoring: connections of before go on",
         file=RESTORING,
-        text="        session.sever()  # it hears why when it connects again\n",
-        fault="        pass\n",
+        text="            before.sever()  # its workers hear why when they connect again\n",
+        fault="            pass\n",
         tests=(
             "tests/component/snapshots/test_rollback.py::test_who_is_connected_to_a_shard_that_goes_back_is_cut_off",
         ),

@@ -16,7 +16,7 @@ MUTANTS = (
     Mutant(
         name="starts: hooks on modules import the compiler in the first step of every worker",
         file="ps_wire/process/late_dynamo.py",
-        text="        self.eval_frame = _LateEvalFrame(self.itself, self._lock)\n",
+        text="        self.eval_frame = _LateEvalFrame(lambda: self.itself().eval_frame, self._lock)\n",
         fault="",
         tests=LATE,
     ),

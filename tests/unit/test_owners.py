@@ -116,9 +116,10 @@ def test_nobody_uses_another_objects_underscore_attributes():
 # Attributes of what is not the project's: torch, ssl, ctypes, logging, weakref, exceptions; modules.
 NOT_OURS = {
     *("grad", "data", "state", "param_groups", "step", "__getstate__"),  # of tensors, optimizers
-    "training",  # of modules
+    *("training", "__dict__", "_state_dict_pre_hooks"),  # of modules
+    "meta",  # of nodes of a traced graph
     *("_opt_called", "_wrapped_by_lr_sched"),
-    *("check_hostname", "verify_mode", "argtypes", "restype", "propagate", "atexit", "args"),
+    *("check_hostname", "verify_mode", "argtypes", "restype", "propagate", "handlers", "atexit", "args"),
 }
 MODULES = {"sys", "os"}
 
@@ -144,13 +145,14 @@ RECORDS = {
 
 
 def set_from_outside(file: str, tree: ast.Module) -> Iterator[str]:
-    """Stores to attributes of an object that somebody else has made, and that is no plain record here."""
+    """Stores to attributes of an object that somebody else has made, and that is no plain record here.
+
+    And into lists and mappings that are such attributes: `job.members[worker] = 1`.
+    """
     stores = [
         node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store | ast.Del)
-        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        for node in map(_stored, ast.walk(tree))
+        if node is not None and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
     ]
     if not stores:
         return
@@ -169,6 +171,15 @@ def set_from_outside(file: str, tree: ast.Module) -> Iterator[str]:
         known = text in MODULES or text in MESSAGES.get(file, ()) or text in made[id(node)]
         if not known and node.attr not in plain and node.attr not in _setters():
             yield ast.unparse(node)
+
+
+def _stored(node: ast.AST) -> ast.Attribute | None:
+    """The attribute that a statement sets, or into which it puts something."""
+    if not isinstance(node, ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Store | ast.Del):
+        return None
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node if isinstance(node, ast.Attribute) else None
 
 
 def _is_record(cls: ast.ClassDef) -> bool:
@@ -361,6 +372,8 @@ def test_a_store_from_outside_is_found():
     assert list(set_from_outside("a.py", ast.parse(text))) == ["cell.loaded", "cells[0].steps", "cell.held"]
     text = "class A:\n    def f(self): self.part.started = True; self.x = 1; B().y.z = 2\n"
     assert list(set_from_outside("a.py", ast.parse(text))) == ["self.part.started", "B().y.z"]
+    text = "def f(job):\n    job.members[1] = 2\n    del job.tables[3]\n    {}[job.name] = 4\n"
+    assert list(set_from_outside("a.py", ast.parse(text))) == ["job.members", "job.tables"]
     text = "def f():\n    made = B()\n    made.x = 1\n    first, made = 1, C()\n    first.y = 2\n"
     assert list(set_from_outside("a.py", ast.parse(text))) == ["first.y"]
 

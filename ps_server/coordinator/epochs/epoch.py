@@ -23,6 +23,23 @@ class DealtEpoch:
         """Of a worker's share, in the order of numbers."""
         return sorted(self.owners).index(worker)
 
+    def begin(self, worker: int) -> None:
+        """This worker hands out its share from now on."""
+        self.begun.add(worker)
+
+    def own(self, worker: int, incarnation: int) -> None:
+        """The share of a worker that was awaited is this incarnation's."""
+        self.owners[worker] = incarnation
+
+    def leave_over(self, place: int, first: int) -> None:
+        """A share is nobody's from this batch on."""
+        self.left.append((place, first))
+
+    def pop_left(self, own: int | None) -> tuple[int, int]:
+        """Removes and returns what is left over: of this place if there is, else what was left first."""
+        places = [place for place, _ in self.left]
+        return self.left.pop(places.index(own) if own in places else 0)
+
     def forget_samples(self) -> None:
         """One who begins has used a part of its share before: how many samples are used now is not known."""
         self.samples = 0
@@ -39,7 +56,7 @@ class DealtEpoch:
                 self.owners[worker] = owner
                 self.begun.add(worker)
                 if left_over:
-                    self.left.append((place, self.starts.get(worker, 0)))
+                    self.leave_over(place, self.starts.get(worker, 0))
 
     def dump(self) -> dict[str, Any]:
         """All of it, for JSON."""

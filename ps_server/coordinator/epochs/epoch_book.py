@@ -89,7 +89,7 @@ class EpochBook:
         self._close(loader, worker, incarnation, mark, rest or mark)
         dealt = self._epochs.get((loader, epoch)) or self._begin(loader, epoch, sharing, samples)
         if dealt.owners.get(worker) == ANY:
-            dealt.owners[worker] = incarnation
+            dealt.own(worker, incarnation)
         if not begins and worker not in dealt.begun and not self._training:
             begins = True  # it comes again to a job of which all were gone before its first step
         if not begins or dealt.owners.get(worker) != incarnation:
@@ -100,7 +100,7 @@ class EpochBook:
             dealt.forget_samples()
             start = first
         if not again:
-            dealt.begun.add(worker)
+            dealt.begin(worker)
             self._adopt(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, place=place, first=start))
         return EpochPiece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
 
@@ -142,10 +142,9 @@ class EpochBook:
             dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)
             if dealt.left:
                 own = dealt.place(worker) if worker in dealt.owners else None
-                places = [place for place, _ in dealt.left]  # its own share first: all may come again
-                if not trains and (own not in places or not inside):
+                if not trains and (not inside or own not in [place for place, _ in dealt.left]):
                     continue  # before the first step a loader may be to validate on
-                place, first = dealt.left.pop(places.index(own) if own in places else 0)
+                place, first = dealt.pop_left(own)  # its own share first: all may come again
                 piece = PieceUsage(epoch=number, place=place, first=first, left_over=True)
                 self._adopt(loader, worker, incarnation, mark, piece)
                 return EpochPiece(epoch=number, place=place, count=len(dealt.owners), first=first)
@@ -188,7 +187,7 @@ class EpochBook:
                 if key in self._epochs and (was_open or used.batches < before.batches):
                     self._live[key] = None
                     if left_over:
-                        self._epochs[key].left.append((piece.place, piece.first + used.batches))
+                        self._epochs[key].leave_over(piece.place, piece.first + used.batches)
             self._dealt.pop((loader, worker), None)
         for epoch in self._epochs.values():  # the shares that it has not asked for
             if epoch.owners.get(worker) in (incarnation, ANY):

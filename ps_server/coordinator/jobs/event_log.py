@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter, deque
+from collections.abc import Mapping
 
 from ps_server.coordinator.jobs.member import Member
 from ps_server.events import Event, line_of
@@ -25,6 +26,14 @@ class Events:
         self.counts: Counter[str] = Counter()
         self.last: deque[str] = deque(maxlen=KEPT)
         self._job = job
+
+    def count(self, kind: str) -> None:
+        """One more of something that the log says in words of its own."""
+        self.counts[kind] += 1
+
+    def load(self, counts: Mapping[str, int]) -> None:
+        """Goes on from what the coordinator before this one has counted."""
+        self.counts.update(counts)
 
     def record(self, event: Event, member: Member, *, membership_epoch: int, detail: str = "") -> None:
         """Counts and logs what happened to a member."""

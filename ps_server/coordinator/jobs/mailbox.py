@@ -77,8 +77,8 @@ class Mailbox:
         while self._kept and self._kept[0].number <= number:
             self._kept.popleft()
 
-    def takes(self, request: pb.MemberRequest) -> bool:
-        """Whether a request is to be taken: it is new. One without a number always is."""
+    def receive(self, request: pb.MemberRequest) -> bool:
+        """Whether a request is new, and from now on it is not. One without a number always is."""
         if request.number == 0:
             return True
         new = request.number == self.taken + 1

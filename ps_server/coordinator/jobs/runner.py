@@ -67,6 +67,10 @@ class JobRunner:
         self.do(actions)
         return mailbox
 
+    def note_progress(self, member: Member, progress: pb.Progress) -> None:
+        """How far a member says that it has come."""
+        self.progress[member.worker] = progress
+
     def take_back(self, member: Member, resume: pb.Resume) -> Mailbox:
         """A member of the job that the coordinator before this one knew is here, to be told to come back.
 
@@ -98,7 +102,7 @@ class JobRunner:
     def load(self, facts: Mapping[str, Any]) -> None:
         """Goes on with what was dumped of a job that is the same."""
         self.job.load(facts)
-        self.events.counts.update(facts["events"])
+        self.events.load(facts["events"])
         now_s = time.monotonic()
         for box in facts["mailboxes"]:
             key = box["worker"], box["incarnation"]

@@ -20,7 +20,7 @@ from ps_server.coordinator.jobs.member import Member, MemberState
 from ps_server.coordinator.jobs.phase import JobState, Phase
 from ps_server.coordinator.jobs.roster import Roster
 from ps_server.coordinator.jobs.saved_job import SavedJob
-from ps_server.coordinator.jobs.tables import JobTables, TableRecord
+from ps_server.coordinator.jobs.tables import JobTables
 from ps_wire.errors import ConfigurationRefused
 from ps_wire.frames.messages import table_to_proto
 from ps_wire.spec.table import TableSpec
@@ -57,7 +57,7 @@ class TableStarts:
         self.tables.check(member, spec, fixed=ended)
         member.make_table()
         if number == len(self.tables):
-            self.tables.records.append(TableRecord(spec))
+            self.tables.add(spec)
             order = pb.OpenTable(job=self._job, table=message or table_to_proto(spec))
             return [ToShards(pb.Order(open_table=order)), *self.tell_waiting()]
         if ended:
@@ -157,7 +157,7 @@ class TableStarts:
 
     def clear(self) -> None:
         """The job's state is given up."""
-        self.tables.records.clear()
+        self.tables.clear()
         self.first_steps.clear()
 
     def load(self, tables: Iterable[Mapping[str, Any]], steps: Mapping[str, Any]) -> None:

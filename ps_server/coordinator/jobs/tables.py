@@ -103,6 +103,14 @@ class JobTables:
                 f"job {self.job} has {len(self.records)} tables, not {spec.number + 1}"
             )
 
+    def add(self, spec: TableSpec) -> None:
+        """The next one."""
+        self.records.append(TableRecord(spec))
+
+    def clear(self) -> None:
+        """There is none."""
+        self.records.clear()
+
     @property
     def begun(self) -> bool:
         """Whether one has started, or is about to: for a worker that comes now that is too late."""

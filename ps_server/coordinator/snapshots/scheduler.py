@@ -212,7 +212,7 @@ class SnapshotScheduler:
                     await asyncio.sleep(LOOK_S)
                     attempt.check_again()
                     attempt = self._attempts[name] = self._make(runner)
-            runner.events.counts["snapshot"] += 1
+            runner.events.count("snapshot")
             now_s = time.monotonic()
             self._taken.complete(
                 name,
@@ -231,7 +231,7 @@ class SnapshotScheduler:
             )
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is
             self._errors[name] = error if isinstance(error, PsError) else InternalError.of(error)
-            runner.events.counts["snapshot_failed"] += 1
+            runner.events.count("snapshot_failed")
             logger.error(
                 "job %s: NO SNAPSHOT: %s; the job goes on, and older snapshots stay",
                 name,

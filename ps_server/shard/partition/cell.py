@@ -403,7 +403,7 @@ class Cell:
         It may run long after the last push of the step, beside pulls of the next: it has a time of its own.
         """
         with self.lock:
-            closing = self._closing.take()
+            closing = self._closing.pop()
             with trace.span("close", self._index, closing):
                 if closing is not None and self.machine.complete:  # else one has joined: it is given again
                     self._close(closing)

@@ -38,7 +38,7 @@ class PendingClose:
             self._announced = step
             self._later(close)
 
-    def take(self) -> int | None:
+    def pop(self) -> int | None:
         """Somebody closes the announced step now; None: another thread has done it."""
         step, self._announced = self._announced, None
         return step

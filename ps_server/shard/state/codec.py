@@ -178,10 +178,10 @@ class TableReader:
         self._pieces: dict[tuple[str, int], _Saved] = {}
         self._first: _Books | None = None
         for tensors, facts in sources:
-            self.take(tensors, Field(facts))
+            self.adopt(tensors, Field(facts))
 
-    def take(self, tensors: Tensors, facts: Field) -> None:
-        """Takes what one shard has saved of the table; together that is all of it, or the shard's own.
+    def adopt(self, tensors: Tensors, facts: Field) -> None:
+        """Adds what one shard has saved of the table; together that is all of it, or the shard's own.
 
         Raises:
             FieldInvalid: a fact is none.

@@ -80,7 +80,7 @@ def _take(file: TensorFile, where: str, name: str, readers: dict[int, TableReade
         for number, reader in readers.items():
             if number not in found:
                 raise SnapshotCorrupt(f"{where} says nothing of table {number}", file=name)
-            reader.take(file, found[number])
+            reader.adopt(file, found[number])
     except FieldInvalid as error:
         raise SnapshotCorrupt(f"{where}: {error}", file=name, field=error.field) from None
 

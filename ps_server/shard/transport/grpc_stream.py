@@ -19,7 +19,8 @@ import grpc.aio
 
 from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S, Greeting
-from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.connection_tokens import TOKEN_BYTES
+from ps_server.shard.shard import Shard
 from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.outbox import MessageOutbox
 from ps_server.shard.transport.session import Session

@@ -19,6 +19,7 @@ from ps_server.shard.shard import Shard
 from ps_server.shard.table.table import ShardTable
 from ps_server.shard.transport.shared_regions import SharedRegions, halves_of
 from ps_wire.errors import (
+    Evicted,
     FrameMalformed,
     FrameRefused,
     InternalError,
@@ -213,7 +214,8 @@ class Session:
 
     def _refuse(self, frame: wire.Frame, error: PsError) -> None:
         self._shard.count_refused()
-        gone = not self.authenticated and isinstance(error, JobUnknown)  # its worker has left meanwhile
+        # Its worker has left or was refused meanwhile: the coordinator has logged it, no trouble here.
+        gone = not self.authenticated and isinstance(error, (JobUnknown, Evicted))
         self._shard.complaints.say(
             logging.DEBUG if gone else logging.WARNING,
             self._peer,

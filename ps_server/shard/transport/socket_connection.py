@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S
-from ps_server.shard.shard import TOKEN_BYTES, Shard
+from ps_server.shard.connection_tokens import TOKEN_BYTES
+from ps_server.shard.shard import Shard
 from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.outbox import MessageOutbox, corked
 from ps_server.shard.transport.session import Session

@@ -284,7 +284,7 @@ class DdpWorker:
     def _before_step(self, *_of_the_hook: object) -> None:
         """The script has computed, and all gradients are summed."""
         assert self._replica is not None
-        if not self._replica.take_buckets():
+        if not self._replica.pop_buckets():
             raise UsageError(
                 f"no gradient was averaged before this step: the baseline {NAME} prepares that where the "
                 "script calls the model that it has given to wrap(), and not a part of it"

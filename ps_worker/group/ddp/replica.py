@@ -88,7 +88,7 @@ class Replica:
         with self._lock:
             return self._bytes
 
-    def take_buckets(self) -> int:
+    def pop_buckets(self) -> int:
         """How many were summed since this was called last."""
         with self._lock:
             count, self._buckets = self._buckets, 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_server.shard.shard import TOKEN_BYTES
+from ps_server.shard.connection_tokens import TOKEN_BYTES
 from ps_wire.errors import ConnectionLost, PsError
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import MEMORY

@@ -136,7 +136,7 @@ def test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_say
 
     def evicted():
         (entry,) = [it for it in shard.jobs() if it.name == job]
-        return 0 in entry.fenced and 0 not in entry.expelled
+        return 0 in entry.fenced and 0 not in entry.sessions.expelled
 
     def evicts_first(*args):
         monkeypatch.delattr(shard, "replace_session")
@@ -161,7 +161,7 @@ def test_who_is_evicted_while_it_connects_again_joins_again_though_the_shard_say
         assert step(table) == 1.0
         monkeypatch.setattr(shard, "replace_session", evicts_first, raising=False)
         (entry,) = [it for it in shard.jobs() if it.name == job]
-        session = entry.sessions[0, 0]
+        session = entry.sessions.live[0, 0]
         session.retire()  # over gRPC frames may come for a moment after the connection was cut
         session.sever()
         step(table, 1000.0)

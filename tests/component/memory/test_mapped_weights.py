@@ -162,11 +162,11 @@ def test_after_the_end_shards_hold_no_memory_of_a_worker_and_it_none_of_theirs(c
         exchange = mapped(optimizer)
         script(0, model, optimizer)
         for server in cluster.shards:
-            session = server.shard._jobs.by_name[job].sessions[0, 0]
+            session = server.shard._jobs.by_name[job].sessions.live[0, 0]
             assert session._regions._tables
         worker.finish()
         for server in cluster.shards:
-            session = server.shard._jobs.by_name[job].sessions[0, 0]
+            session = server.shard._jobs.by_name[job].sessions.live[0, 0]
             until(lambda regions=session._regions: not regions._tables, "the shard has let go")
         assert not exchange.memory.mapped
 

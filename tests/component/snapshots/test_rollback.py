@@ -373,7 +373,7 @@ def test_who_is_connected_to_a_shard_that_goes_back_is_cut_off(durable, tmp_path
         table = table_of(worker)
         step(table, 0)
         save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
-        connected = durable.shards[0].shard._jobs.by_name[job].connections()
+        connected = durable.shards[0].shard._jobs.by_name[job].sessions.every()
         monkeypatch.setattr(Session, "sever", cuts)
         durable.kill(1)
         durable.start_again(1)

@@ -247,7 +247,7 @@ def test_whoever_has_left_is_told_so(cluster: Cluster):
             reader.read(Holder())
         until(lambda: [set(entry.known) for entry in entries_of(cluster, job)] == [{0}] * 2)
         left = entries_of(cluster, job)
-        kept = [({key[0] for key in it.sessions}, {key[0] for key in it.tokens}) for it in left]
+        kept = [({key[0] for key in it.sessions.live}, {key[0] for key in it.tokens.by_rank}) for it in left]
         assert kept == [({0}, {0})] * 2
 
     run_workers(cluster, body, job=job)

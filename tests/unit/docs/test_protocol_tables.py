@@ -11,7 +11,7 @@ from ps_server.coordinator.jobs import actions
 from ps_server.coordinator.jobs import runner as room
 from ps_server.rpc import auth as gatekeeper
 from ps_server.rpc import greeting
-from ps_server.shard import shard
+from ps_server.shard import connection_tokens
 from ps_server.shard.table import cuts as cut_table
 from ps_server.shard.table import kept_hyperparameters
 from ps_server.shard.transport import grpc_stream, outbox, socket_connection
@@ -212,8 +212,8 @@ def test_other_numbers_in_the_text():
     """Sizes of tokens, and how many hyper-parameters and tokens are kept."""
     text = " ".join((rows_of.__globals__["ROOT"] / PAGE).read_text().split())
     assert f"`0x{frame.MAGIC:08x}`" in text
-    assert f"a token of {shard.TOKEN_BYTES} random bytes" in text
-    assert f"at most {shard.MAX_TOKENS} unused tokens" in text
+    assert f"a token of {connection_tokens.TOKEN_BYTES} random bytes" in text
+    assert f"at most {connection_tokens.MAX_TOKENS} unused tokens" in text
     assert f"a number of {frame.FIRST_READER} or more" in text
     assert f"It did not come about within {readers.CUT_LIMIT_S:g} seconds".lower() in text
     assert f"gives a hold up after {cut_table.HOLD_LIMIT_S:g}" in text

@@ -77,6 +77,10 @@ def test_a_process_ends_as_the_command_does_in_this_one() -> None:
         (["launch", "--job", "a b", "SCRIPT"], "job name 'a b'"),
         (["launch", "no/such.py"], "no/such.py is not a file"),
         (
+            ["launch", "--workers", "2", "SCRIPT"],
+            "No such option: --workers (Possible options: ",
+        ),
+        (
             ["bench", "roundtrip", "--model", "alexnet"],
             "resnet50, gpt2, gpt2-xl, vgg16, dlrm-dense, small-tensors",
         ),

@@ -16,15 +16,15 @@ BROKEN = ["2026-11-23T04:00:02.000Z ERROR shard=0/1 a bug", "  | Traceback", "  
 
 def taken(logs: ServerLogs, *lines: str) -> None:
     for line in lines:
-        logs.take("server 0", line)
+        logs.receive("server 0", line)
 
 
 def test_what_servers_log_is_in_files_and_trouble_is_shown_too(tmp_path: Path) -> None:
     shown: list[tuple[str, str]] = []
     logs = ServerLogs(str(tmp_path / "logs"), lambda process, line: shown.append((process, line)))
     taken(logs, CALM, TROUBLE, *BROKEN, CALM, "  | of a calm line", "ps-server: UsageError: no")
-    logs.take("worker 0", "step 1")
-    logs.take("server 1", CALM)
+    logs.receive("worker 0", "step 1")
+    logs.receive("server 1", CALM)
     logs.close(well=True)
     lines = [TROUBLE, *BROKEN, "ps-server: UsageError: no"]
     assert shown == [*(("server 0", line) for line in lines), ("worker 0", "step 1")]

@@ -1,6 +1,7 @@
 """The line that says how a job gets on."""
 
-from ps_lab.status.progress import WINDOW_S, Meter
+from ps_lab.status.progress import Meter
+from ps_lab.status.rates import WINDOW_S
 from tests.unit.ps_lab.made import made_job, made_table, made_worker
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps_lab.top.view import MOST_POINTS, WINDOW_S, Film, Rates
+from ps_lab.top.view import MOST_POINTS, Film
 from tests.unit.ps_lab.made import made_job, made_status, made_table, made_table_worker, made_worker
 
 
@@ -73,19 +73,6 @@ def test_trouble_keeps_the_last_figures():
     before = film.add(made_status(job(3)), 0.0)
     view = film.trouble("gone")
     assert (view.jobs, view.trouble) == (before.jobs, "gone")
-
-
-def test_rates_are_of_the_last_seconds_and_forget_who_has_gone():
-    rates = Rates()
-    assert rates.rate("a", 0.0, 0.0) is None
-    for second in range(1, 20):
-        found = rates.rate("a", 10.0 * max(second - 10, 0), float(second))
-    assert found == 10.0
-    assert len(rates._seen["a"]) <= WINDOW_S + 2
-    assert rates.rate("a", 1.0, 30.0) is None
-    rates.forget_others()
-    rates.forget_others()
-    assert not rates._seen
 
 
 def test_a_view_is_an_object_of_json():

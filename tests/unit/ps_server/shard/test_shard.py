@@ -7,8 +7,9 @@ import struct
 import pytest
 import torch
 
+from ps_server.shard.connection_tokens import MAX_TOKENS, TOKEN_BYTES
 from ps_server.shard.memory_budget import CELL_BYTES
-from ps_server.shard.shard import MAX_PARTITIONS, MAX_TOKENS, TOKEN_BYTES
+from ps_server.shard.shard import MAX_PARTITIONS
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
@@ -235,7 +236,7 @@ def test_unused_tokens_are_bounded():
     tokens = [shard.make_token("j", 0, 1) for _ in range(10 * MAX_TOKENS)]
     assert len(set(tokens)) == len(tokens)
     (job,) = shard.jobs()
-    assert sum(map(len, job.tokens.values())) == MAX_TOKENS
+    assert sum(map(len, job.tokens.by_rank.values())) == MAX_TOKENS
     with pytest.raises(StrangerRefused):
         shard.use_token("j", 0, 1, tokens[-MAX_TOKENS - 1])
     for token in tokens[-MAX_TOKENS:]:
@@ -291,7 +292,7 @@ def test_a_new_incarnation_voids_the_tokens_of_the_old():
     with pytest.raises(StrangerRefused):
         shard.use_token("j", 0, 1, old)
     shard.use_token("j", 1, 1, other)
-    assert [key for job in shard.jobs() for key in job.tokens if key[0] == 0] == []
+    assert [key for job in shard.jobs() for key in job.tokens.by_rank if key[0] == 0] == []
 
 
 # -- members -------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def said(line: RankLines, rank: int, count: int) -> bytes:
     data = bytearray(count)
     rest = memoryview(data)
     while rest or line.sending:
-        taken = line.take(rank, rest) if rest else 0
+        taken = line.receive(rank, rest) if rest else 0
         rest = rest[taken:]
         if not taken:
             line.wait(rank if rest else None, LIMIT_S)

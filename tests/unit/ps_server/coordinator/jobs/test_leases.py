@@ -72,6 +72,6 @@ def test_a_new_stream_brings_what_was_not_heard():
 def test_a_request_that_is_said_again_is_taken_once():
     """One that is missing in between is not passed over."""
     mailbox = Mailbox()
-    taken = [mailbox.takes(pb.MemberRequest(number=number)) for number in (1, 1, 2, 4, 3, 4, 0, 0)]
+    taken = [mailbox.receive(pb.MemberRequest(number=number)) for number in (1, 1, 2, 4, 3, 4, 0, 0)]
     assert taken == [True, False, True, False, True, True, True, True]
     assert mailbox.taken == 4

@@ -20,7 +20,7 @@ def test_a_step_is_announced_once_and_taken_once():
     assert pending.announced
     assert pending.precedes(4)
     assert not pending.precedes(3)
-    assert (pending.take(), pending.take()) == (3, None)
+    assert (pending.pop(), pending.pop()) == (3, None)
 
 
 def test_a_held_step_is_decided_once_and_announced_again_only_after_one_has_gone():
