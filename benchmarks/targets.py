@@ -151,6 +151,12 @@ def _beyond(carrier: str, **options: str) -> Callable[[Runs], float]:
     return value
 
 
+def _hosts(**options: str) -> Callable[[Runs], float]:
+    """Each host is a network namespace; where there can be none, the run says so."""
+    four = dict.fromkeys(("hosts", "num_workers", "num_servers"), "4")
+    return _beyond("tcp", **four, link_gbps="1", model="gpt", batch_size="4", **options)
+
+
 def _small_tensors(runs: Runs) -> float:
     whole, split = runs.step(carrier="auto"), runs.step(carrier="auto", split="10")
     return _share(*(float(figures["project"]["beyond_compute_s"]) for figures in (split, whole)))
@@ -326,6 +332,8 @@ ROWS: tuple[Row, ...] = (
         lambda runs: float(runs.fault_times()["rank_s"]["worst"]),
         "s",
     ),
+    _row("4 hosts behind 1 Gbit/s, a worker and a shard on each: beyond compute / DDP's", 1.1, _hosts()),
+    _row("4 hosts, the same with --wire-dtype bf16", 0.6, _hosts(wire_dtype="bf16")),
     _row(
         "a group of 2 ranks: bytes that a rank pushes / half of the model",
         1.1,

@@ -279,8 +279,8 @@ def compare(
     Each run is a job on servers of this machine. What has ended is never repeated: after Ctrl-C or a crash,
     --resume goes on with the runs that are missing.
 
-    Exit codes: 0 all runs are done, or the budget is over; 1 some runs failed, and the others are done; 64
-    the experiment makes no sense, or the folder belongs to another; 130 Ctrl-C.
+    Exit codes: 0 all runs are done, or the budget is over; 1 some runs failed, and the others are done, or a
+    file cannot be written; 64 the experiment makes no sense, or the folder belongs to another; 130 Ctrl-C.
     """
     from ps_lab.compare.comparing import Choice  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.compare.folder import Folder  # noqa: PLC0415

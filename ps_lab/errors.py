@@ -4,6 +4,7 @@
     ├── ProcessFailed    a server or worker ended by itself and should not have
     ├── Interrupted      a signal asked the run to stop
     ├── OutputClosed     nobody reads our stdout any more
+    ├── OutputFailed     a file of a run or of a report cannot be written
     ├── CommandMissing   one of the project's own commands is not installed
     ├── LibraryMissing   a command needs a library that is an extra
     ├── DemoFailed       the demo ran and did not reach what it must, or cannot run here
@@ -30,6 +31,10 @@ class Interrupted(PsError):
 
 class OutputClosed(PsError):
     """Nobody reads our stdout any more."""
+
+
+class OutputFailed(PsError):
+    """A file of a run or of a report cannot be written: a disk is full. Fact: `file`."""
 
 
 class CommandMissing(PsError):

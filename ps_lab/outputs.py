@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from ps_lab.errors import OutputFailed
 from ps_wire.errors import UsageError
 
 
@@ -24,6 +27,22 @@ def check_file(path: Path | None, name: str) -> None:
         path.open("a").close()
     except OSError as error:
         raise UsageError(f"{name} {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Has the command end with one line where the block cannot write.
+
+    Args:
+        path: of the file or folder that is written.
+
+    Raises:
+        OutputFailed: it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputFailed(f"{path} cannot be written: {error.strerror or error}", file=str(path)) from None
 
 
 def make_folder(path: Path) -> None:

@@ -140,6 +140,13 @@ def run(
             help=f"How ranks of a group reduce their gradients, one of {', '.join(REDUCES)}.",
         ),
     ] = REDUCES[0],
+    insecure_group: Annotated[
+        bool,
+        typer.Option(
+            envvar="PS_INSECURE_GROUP",
+            help="With --tls-dir, ranks may be on several hosts: what they send each other is not encrypted.",
+        ),
+    ] = False,
     pipeline_stages: PipelineStages = 1,
     stage: Annotated[
         int | None,
@@ -174,6 +181,7 @@ def run(
         **({} if stage is None else {"PS_STAGE": str(stage)}),
         **({} if num_workers is None else {"PS_NUM_WORKERS": num_workers}),
         "PS_GROUP_REDUCE": group_reduce,
+        **({"PS_INSECURE_GROUP": "1"} if insecure_group else {}),
         "PS_LEASE": str(lease),
         "PS_NONFINITE": nonfinite,
         "PS_CARRIER": carrier,

@@ -16,7 +16,7 @@ from ps_wire.errors import JobFull, PsError, UsageError, WorkerNumberTaken
 from ps_worker import settings
 from ps_worker.group.ddp.ddp_worker import DdpWorker
 from ps_worker.group.group import Group
-from ps_worker.group.rendezvous import ONE_HOST, Rendezvous
+from ps_worker.group.rendezvous import Rendezvous
 from ps_worker.job import own_servers
 from ps_worker.job.own_servers import OwnServers
 from ps_worker.process import console, stopping
@@ -69,6 +69,7 @@ def connect(
     on_rollback: Callable[[int], None] | None = None,
     group_size: int | None = None,
     group_reduce: str | None = None,
+    insecure_group: bool | None = None,
     process_group: ProcessGroup | None = None,
     pipeline_stages: int | None = None,
     stage: int | None = None,
@@ -98,6 +99,7 @@ def connect(
     on_rollback: Callable[[int], None] | None = None,
     group_size: int | None = None,
     group_reduce: str | None = None,
+    insecure_group: bool | None = None,
     process_group: ProcessGroup | None = None,
     pipeline_stages: int | None = None,
     stage: int | None = None,
@@ -141,8 +143,10 @@ def connect(
             of their own, raises `RolledBack`. `finish()` raises it anyway.
         group_size: processes (ranks) that are this worker together; see `docs/groups.md`. Which one this
             process is says its launcher: `ps-worker --nproc`, torchrun or srun. Default: 1.
-        group_reduce: how they reduce their gradients: `shm`, in shared memory, `gloo`, over loopback, or
-            `auto`, the first that is there. Default: auto.
+        group_reduce: how they reduce their gradients: `shm`, in shared memory, `gloo`, over loopback or,
+            between hosts, the network, or `auto`, the first that is there. Default: auto.
+        insecure_group: with `tls_dir`, ranks may be on several hosts, though what they send each other is not
+            encrypted. Default: False.
         process_group: a process group that the script has made: its ranks are the worker.
         pipeline_stages: processes that are this worker together, each one stage of a pipeline. Default: 1.
         stage: which one this process is, where no launcher says it.
@@ -183,6 +187,7 @@ def connect(
         record=record,
         log_dir=log_dir,
         group_reduce=group_reduce,
+        insecure_group=insecure_group,
         group_size=size,
         group_rank=rank,
         pipeline_stages=pipeline_stages,
@@ -276,7 +281,7 @@ def _meet(
             limit_s=chosen.start_limit_s,
             say=say,
             towards=chosen.servers[0],
-            refused=_refusal(chosen),
+            refused=chosen.one_host,
         ).meet()
     finally:
         service.close()
@@ -292,21 +297,13 @@ def _meet(
     )
     if chosen.ranks.leads:
         size, how = chosen.ranks.size, group.how
-        said = f"group of {size} ranks on {met.hosts[0]}: gradients are reduced over {how}, by their owners"
+        where = ", ".join(dict.fromkeys(met.hosts))
+        said = f"group of {size} ranks on {where}: gradients are reduced over {how}, by their owners"
         if chosen.pipeline:
-            said = f"pipeline of {size} processes on {', '.join(dict.fromkeys(met.hosts))}"
+            said = f"pipeline of {size} processes on {where}"
         own = f"; each rank has a server in its process: {','.join(chosen.servers)}" if hosts_shards else ""
         say(f"{said}{own}")
     return group
-
-
-def _refusal(chosen: settings.Settings) -> str:
-    """Why the ranks of this worker may not be on several hosts; "": they may."""
-    if not chosen.pipeline:
-        return ONE_HOST
-    if chosen.tls_dir is not None:
-        return "with --tls-dir nothing leaves a host unencrypted, and what stages send each other is"
-    return ""
 
 
 def _with_own(error: JobFull | WorkerNumberTaken, chosen: settings.Settings) -> PsError:

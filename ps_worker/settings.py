@@ -28,7 +28,8 @@ RETRY_LIMIT_S = 30.0
 WAIT_S = 0.0
 METRICS_HOST = "127.0.0.1"
 NO_STRAGGLERS = StragglerProfile()
-REDUCES = ("auto", "shm", "gloo")  # ways in which ranks of a group reduce their gradients
+REDUCES = ("auto", "shm", "gloo", "hosts")  # ways in which ranks of a group reduce their gradients
+ON = ("1", "true", "yes", "on")  # what a switch may be set to, as the command's own
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
 
@@ -59,6 +60,7 @@ class Settings:
         stragglers: when this worker is slow on purpose.
         ranks: the place of this process in its group.
         group_reduce: how ranks of a group reduce their gradients.
+        insecure_group: its ranks may be on several hosts, with certificates too.
         pipeline: the ranks of its group are the stages of a pipeline.
         ddp: folder in which the workers of the baseline DistributedDataParallel meet, without servers; None:
             this is no baseline.
@@ -88,6 +90,7 @@ class Settings:
     stragglers: StragglerProfile = NO_STRAGGLERS
     ranks: ranks.Ranks = ranks.ALONE
     group_reduce: str = REDUCES[0]
+    insecure_group: bool = False
     pipeline: bool = False
     ddp: Path | None = None
     metrics_port: int | None = None
@@ -97,6 +100,16 @@ class Settings:
     def shares(self) -> bool:
         """Whether gradients and weights may lie in memory that servers map: they have the table's dtype."""
         return self.wire_dtype is WireDtype.FP32
+
+    @property
+    def one_host(self) -> str:
+        """Why the ranks of this worker may not be on several hosts; "": they may."""
+        if self.tls_dir is None or self.insecure_group:
+            return ""
+        return (
+            "with --tls-dir nothing leaves a host unencrypted, and what ranks send each other is not "
+            "encrypted; --insecure-group (PS_INSECURE_GROUP) permits it"
+        )
 
 
 def read(environment: Mapping[str, str] | None = None, **given: object) -> Settings:
@@ -144,6 +157,7 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         stragglers=_named("straggler", stragglers.parse, value("straggler", "none")),
         ranks=place.ranks,
         group_reduce=value("group_reduce", REDUCES[0]),
+        insecure_group=value("insecure_group", "").lower() in ON,
         pipeline=place.ranks.together and _stages(value) > 1,
         ddp=_path(value("ddp", "")),
         metrics_port=_port("metrics_port", value("metrics_port", "")),

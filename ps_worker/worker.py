@@ -163,16 +163,18 @@ class Worker:
                 "worker.pipeline() needs one process for each stage: start ps-worker with --pipeline-stages, "
                 "or give pipeline_stages to connect() (PS_PIPELINE_STAGES)"
             )
-        blocks = blocks_of(model)
+        blocks, stages = blocks_of(model), stages or self.group_size
         return Pipeline(
             model,
             blocks,
             group,
+            asked_stages=stages,
+            asked_cuts=cuts,
             cuts=cuts_of(
                 blocks,
                 group,
                 model,
-                stages=stages or self.group_size,
+                stages=stages,
                 names=cuts,
                 by=by,
                 example=example,
@@ -650,8 +652,10 @@ class Worker:
         if as_views and self._group is not None and self._group.stages is not None:
             self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         if clip_grad_norm is not None and not self._settings.consistency.aggregates:
+            stages = self._group is not None and self._group.stages is not None
             self._refuse_in_group(
-                f"clip_grad_norm under {self._settings.consistency}", "clip in the script, or take bsp"
+                f"clip_grad_norm under {self._settings.consistency}",
+                "take bsp" if stages else "clip in the script, or take bsp",  # a stage has not the whole norm
             )
         return False
 

@@ -90,13 +90,12 @@ def _losses(comparison: Comparison) -> Iterator[Picture]:
         runs = [one for entry in entries for one in entry.best.figures if one.loss.values.size]
         if not runs:
             continue
+        axes: list[tuple[str, Callable[[Curve], Numbers]]] = [("seconds", lambda curve: curve.time_s)]
+        if any(one.samples for one in runs):
+            axes.append(("samples", lambda curve: curve.samples))
+        axes.append(("updates", lambda curve: curve.updates))
         figure = Figure(figsize=(10, 3.4), layout="constrained")
-        panels = figure.subplots(1, 3, sharey=True)
-        axes: tuple[tuple[str, Callable[[Curve], Numbers]], ...] = (
-            ("seconds", lambda curve: curve.time_s),
-            ("samples", lambda curve: curve.samples),
-            ("updates", lambda curve: curve.updates),
-        )
+        panels = figure.subplots(1, len(axes), sharey=True)
         for panel, (label, along) in zip(panels, axes, strict=True):
             for entry in entries:
                 _band(panel, comparison, entry, along)
@@ -687,9 +686,8 @@ def _panels(count: int, *, height: float = 3.0, **shared: bool) -> tuple[Any, li
     panels = figure.subplots(rows, columns, squeeze=False, **shared).ravel().tolist()
     for panel in panels[count:]:
         panel.remove()
-    for place, panel in enumerate(panels[:count]):
-        if place + columns >= count:
-            panel.tick_params(labelbottom=True)
+    for panel in panels[:count]:  # also where an axis is shared with one below: each says what its axis is
+        panel.tick_params(labelbottom=True)
     return figure, panels[:count]
 
 

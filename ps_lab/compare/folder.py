@@ -29,7 +29,7 @@ from ps_lab.compare.outcome import RunOutcome
 from ps_lab.experiments import experiment as experiments
 from ps_lab.experiments.experiment import Experiment
 from ps_lab.experiments.plan import Run, runs
-from ps_lab.outputs import make_folder
+from ps_lab.outputs import make_folder, written
 from ps_wire.errors import UsageError
 
 FORMAT = 1
@@ -62,19 +62,25 @@ class RunFolder:
 
         Raises:
             UsageError: it has been done already.
+            OutputFailed: it cannot be made.
         """
         if (self.path / RESULT).exists():
             raise UsageError(f"{self.path} has a result: a run that has ended is not repeated")
-        if self.records.exists():
-            shutil.rmtree(self.records)
-        self.records.mkdir(parents=True)
+        with written(self.path):
+            if self.records.exists():
+                shutil.rmtree(self.records)
+            self.records.mkdir(parents=True)
         write_json(
             self.path / CONFIG,
             {"format": FORMAT, "id": self.run.id, "run": self.run.to_json(), "facts": facts.to_json()},
         )
 
     def end(self, outcome: RunOutcome) -> None:
-        """Writes what came of the run; from then on it is done."""
+        """Writes what came of the run; from then on it is done.
+
+        Raises:
+            OutputFailed: it cannot be written; the run is to be done again.
+        """
         write_text(self.path / RESULT, outcomes.encode(outcome))
 
     def facts(self) -> Facts | None:
@@ -216,14 +222,15 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file so that it is there whole, or not at all."""
+    """Writes a file so that it is there whole, or not at all: then it raises `OutputFailed`."""
     half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with half.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        half.replace(path)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
+    with written(path):
+        try:
+            with half.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            half.replace(path)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise

@@ -121,6 +121,12 @@ def _measured(comparison: Comparison) -> Iterator[str]:
         yield "Steps were not recorded: there are no losses over time, no staleness and no laws"
     elif comparison.figures and not any(one.loss.values.size for one in comparison.figures):
         yield "The script logs no loss: there are no curves of it"
+    recorded = [one for one in comparison.figures if one.recorded]
+    if recorded and not any(one.samples for one in recorded):
+        yield (
+            "Samples are not known, since the script takes no batches from worker.loader: models are "
+            "compared by time and updates, and not by samples"
+        )
     if comparison.figures and all(one.quality is None for one in comparison.figures):
         yield f"No run measured {comparison.metric}: nothing is said of how good the results are"
     elif any(not one.evaluated for one in comparison.figures):

@@ -30,7 +30,8 @@ from ps_lab.cluster.team import Team
 from ps_lab.compare.host_links import LinkProcesses, check_links, links_of
 from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts
 from ps_lab.compare.progress import Progress, RecordsProgress, Seen, ServersProgress, of_job
-from ps_lab.errors import Interrupted, process_failed
+from ps_lab.compare.run_log import RunLog
+from ps_lab.errors import Interrupted, OutputFailed, process_failed
 from ps_lab.experiments.experiment import BASELINES, DDP, Evaluation, Experiment
 from ps_lab.experiments.plan import Run
 from ps_lab.jobs.calls import drop
@@ -153,14 +154,21 @@ class LocalRunner:
 
         Raises:
             Interrupted: a signal came; the run is not over.
+            OutputFailed: the log, or a record, cannot be written; the run is not over.
         """
         began_s = time.time()
-        with log.open("w", encoding="utf-8", errors="replace", buffering=1) as file:
-            self._lines = lambda name, line: _write(file.write, name, line)
+        with RunLog(log) as lines:
+            self._lines = lines.add
+
+            def on_progress(line: str) -> None:
+                lines.check()
+                self._on_progress(line)
+
             try:
                 running = _Running(self._servers(run), run, self._scripts, records, self._lines)
-                return running.to_its_end(began_s, self._on_progress)
-            except Interrupted:
+                outcome = running.to_its_end(began_s, on_progress)
+                lines.check()
+            except (Interrupted, OutputFailed):
                 self._stop()
                 raise
             except PsError as error:
@@ -173,6 +181,7 @@ class LocalRunner:
                 )
             finally:
                 self._lines = _nobody
+            return outcome
 
     def _servers(self, run: Run) -> Cluster:
         count = run.servers
@@ -200,11 +209,6 @@ class LocalRunner:
 
 def _nobody(_name: str, _line: str) -> None:
     """Takes lines between two runs."""
-
-
-def _write(write: Callable[[str], object], name: str, line: str) -> None:
-    with contextlib.suppress(ValueError):  # the run is over, and its log closed
-        write(f"{name:<9}| {line}\n")
 
 
 class _Running:

@@ -29,6 +29,7 @@ from ps_lab.compare.laws import verdicts
 from ps_lab.compare.sentences import SPEED, TARGET, Finding, findings, in_short
 from ps_lab.compare.tables import Table, Value
 from ps_lab.compare.validation import validated
+from ps_lab.outputs import written
 
 PAGE = "report.html"
 SUMMARY = "summary.md"
@@ -108,6 +109,7 @@ def make(path: Path, against: Path | None = None) -> Report:
     Raises:
         UsageError: a folder is none of a comparison, or a file in it is damaged.
         LibraryMissing: matplotlib is not installed.
+        OutputFailed: it cannot be written.
     """
     comparison = Comparison.read(Folder.open(path))
     older = None if against is None else Comparison.read(Folder.open(against))
@@ -129,7 +131,8 @@ def make(path: Path, against: Path | None = None) -> Report:
 
     out = path / REPORT
     for folder in (out / "figures", out / "tables"):
-        folder.mkdir(parents=True, exist_ok=True)
+        with written(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
     for table in (*shown, *aside):
@@ -270,8 +273,9 @@ def _drawn(picture: Picture, folder: Path) -> str:
     picture.figure.savefig(svg, format="svg", metadata={"Date": None})
     picture.figure.set_layout_engine("none")  # it is laid out by now, and that takes the most time
     picture.figure.savefig(png, format="png", dpi=DPI)
-    (folder / f"{picture.name}.svg").write_bytes(svg.getvalue())
-    (folder / f"{picture.name}.png").write_bytes(png.getvalue())
+    with written(folder):
+        (folder / f"{picture.name}.svg").write_bytes(svg.getvalue())
+        (folder / f"{picture.name}.png").write_bytes(png.getvalue())
     source = base64.b64encode(svg.getvalue()).decode("ascii")
     links = " ".join(f'<a href="figures/{picture.name}.{kind}">{kind.upper()}</a>' for kind in ("svg", "png"))
     return (

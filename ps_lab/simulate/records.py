@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ps_lab.compare.results import Recording, read_recordings
-from ps_lab.outputs import make_folder
+from ps_lab.outputs import make_folder, written
 from ps_lab.simulate.engine import SimulatedRun
 from ps_wire.errors import UsageError
 from ps_worker.recording import columns
@@ -82,10 +82,16 @@ def _record(whole: dict[str, int], seconds: dict[str, float], *, num_bytes: int,
 
 
 def write(outcome: SimulatedRun, folder: Path, job: str) -> None:
-    """Writes the files of a run into a folder, which is made."""
+    """Writes the files of a run into a folder, which is made.
+
+    Raises:
+        UsageError: the folder cannot be made.
+        OutputFailed: a file cannot be written.
+    """
     make_folder(folder)
     for it in recorded(outcome, job):
-        with (folder / columns.file_name(it.header)).open("w", encoding="utf-8") as file:
+        path = folder / columns.file_name(it.header)
+        with written(path), path.open("w", encoding="utf-8") as file:
             file.write(columns.encode_header(it.header))
             file.writelines(map(columns.encode, it.steps))
 

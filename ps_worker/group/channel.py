@@ -447,9 +447,11 @@ class Channel:
             except Gone as error:
                 logger.debug("rank %d: %s", self.ranks.rank, error)
                 outcome.error = self._has_gone(error.rank)
+            del todo, call  # and the tensors in it: the next may be long in coming
             with self._abort.changed:
                 outcome.done = True
                 self._abort.changed.notify_all()
+            del outcome
 
     def _interrupted(self) -> None:
         self.broken(f"rank {self.ranks.rank} was interrupted while it waited for the others")

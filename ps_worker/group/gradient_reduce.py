@@ -2,13 +2,17 @@
 
     shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order
     gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order
+    hosts   on several hosts: on each, for each partition, one rank adds what the host's ranks have, in rank
+            order and where it lies, and sends the sum to the owner, which adds sums in the order of hosts
 
-Weights go back point to point, to ranks that do not map them where the servers have them.
+Weights go back point to point, to ranks that do not map them where the servers have them; with `hosts` once
+to each host, and on from there.
 
 Each partition has one owner (`owners.py`), which pushes and pulls it. The mean is `((g0 + g1) + ...) / G`
 over the ranks that have a gradient in this step, every sum and quotient rounded once, as the servers take it;
-of 16 bits it is taken in float32, and rounded at the end. It must not know frames, nor more of a shard than
-its number.
+of 16 bits it is taken in float32, and rounded at the end. With `hosts` it is that of hosts' sums, of two
+ranks each `((g0 + g1) + (g2 + g3)) / 4`: other bits. It must not know frames, nor more of a shard than its
+number.
 
 All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
 says nothing of step v before it has the weights of version v. Used by the script's thread.
@@ -28,6 +32,7 @@ from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
 from ps_worker.group.channel import Channel
 from ps_worker.group.ending import Ending
+from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
 from ps_worker.group.step_header import StepHeader
@@ -73,6 +78,7 @@ class GradientReduce:
         pieces: Sequence[int],
         lent: Lent | None = None,
         owners: Sequence[int] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -83,9 +89,12 @@ class GradientReduce:
             gradients: flat, by bucket; those that this rank owns become the mean in place.
             partitions: of the table.
             pieces: how many parameters' pieces each of them has.
-            lent: the flat gradients of the other ranks, read where they lie; None: they are sent.
+            lent: the flat gradients of the other ranks (with `hosts`, of those of this host), read where they
+                lie; None: they are sent.
             owners: by partition, its owner rank; None: as `owners_of` shares them out.
+            hosts: of the ranks, each of which sums by itself first; None: owners sum all.
         """
+        self._hosts = hosts
         self._lent = lent
         self._channel = channel
         self._ending = ending
@@ -144,6 +153,18 @@ class GradientReduce:
         union = self._union(bucket, present)
         parts = self._of_bucket[bucket]
         own = [it for it in parts if self._owners[it.index] == self._rank]
+        if self._hosts is not None:
+            self._sum_by_hosts(self._hosts, parts, own)
+        else:
+            self._sum_all(parts, own)
+        return Reduced(
+            partitions=[it.index for it in own],
+            weight=self._header.weight,
+            present=[there for it, there in zip(parts, union, strict=True) if it in own],
+        )
+
+    def _sum_all(self, parts: Sequence[Partition], own: Sequence[Partition]) -> None:
+        """Each owner has, or reads, what all ranks have of its partitions."""
         others = [rank for rank in self._header.there if rank != self._rank]
         lent = self._lent
         if lent is not None:
@@ -158,11 +179,42 @@ class GradientReduce:
             self._channel.swap(sends, [(rank, buffer) for (rank, _), buffer in received.items()])
         for it in own:
             self._mean(it, [received.get((rank, it.index)) for rank in self._header.there])
-        return Reduced(
-            partitions=[it.index for it in own],
-            weight=self._header.weight,
-            present=[there for it, there in zip(parts, union, strict=True) if it in own],
-        )
+
+    def _sum_by_hosts(self, hosts: Hosts, parts: Sequence[Partition], own: Sequence[Partition]) -> None:
+        """Each host sums what its ranks have, and owners add what hosts send."""
+        there = [[rank for rank in ranks if rank in self._header.there] for ranks in hosts.ranks]
+        mine, near = hosts.of(self._rank), hosts.near(self._rank)
+        sends = [
+            (self._owners[it.index], self._host_sum(it, there[mine]))
+            for it in (parts if there[mine] else ())
+            if self._owners[it.index] not in near and acting(near, it.index) == self._rank
+        ]
+        received = {
+            (host, it.index): self._buffer(acting(ranks, it.index), it, wide=True)
+            for it in own
+            for host, ranks in enumerate(hosts.ranks)
+            if there[host] and host != mine
+        }
+        sources = [(acting(hosts.ranks[host], index), it) for (host, index), it in received.items()]
+        self._channel.swap(sends, sources)
+        for it in own:
+            sums = [
+                self._host_sum(it, there[host]) if host == mine else received[host, it.index]
+                for host in range(len(hosts.ranks))
+                if there[host]
+            ]
+            for part in sums[1:]:
+                sums[0].add_(part)
+            self._gradient(it).copy_(sums[0].div_(len(self._header.there)))
+
+    def _host_sum(self, partition: Partition, ranks: Sequence[int]) -> torch.Tensor:
+        """Adds what ranks of this host have of a partition, in rank order; 16 bits in float32."""
+        assert self._lent is not None
+        total = self._buffer(self._rank, partition, wide=True)
+        for place, rank in enumerate(ranks):
+            part = _part(self._gradients if rank == self._rank else self._lent[rank], partition)
+            total.add_(part) if place else total.copy_(part)
+        return total
 
     def _mean(self, partition: Partition, parts: Sequence[torch.Tensor | None]) -> None:
         """Takes the mean in rank order into the flat gradients; None stands for these, others are read."""
@@ -200,14 +252,16 @@ class GradientReduce:
     def _gradient(self, partition: Partition) -> torch.Tensor:
         return _part(self._gradients, partition)
 
-    def _buffer(self, rank: int, partition: Partition) -> torch.Tensor:
-        """Memory for a rank's part of a bucket; kept, for no step allocates."""
+    def _buffer(self, rank: int, partition: Partition, *, wide: bool = False) -> torch.Tensor:
+        """Memory for a rank's part of a bucket; kept, for no step allocates. `wide`: float32 for 16 bits."""
         like = self._gradient(partition)
+        dtype = torch.float32 if wide and like.dtype in NARROW else like.dtype
+        nbytes = like.numel() * dtype.itemsize
         key = rank, partition.index - self._of_bucket[partition.bucket][0].index
         kept = self._scratch.get(key)
-        if kept is None or kept.nbytes < like.nbytes:
-            kept = self._scratch[key] = torch.empty(like.nbytes, dtype=torch.uint8, device="cpu")
-        return kept[: like.nbytes].view(like.dtype)
+        if kept is None or kept.nbytes < nbytes:
+            kept = self._scratch[key] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        return kept[:nbytes].view(dtype)
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -242,18 +296,26 @@ class GradientReduce:
         )
         versions, sees = self._arrived.versions(said), self._arrived.mapped(said)
         flat = weights()
-        sends, receives = [], []
+        ways: list[list[tuple[int, int, torch.Tensor]]] = [[], []]  # source, target: first, and then
         for partition, owner in zip(self._partitions, self._owners, strict=True):
             part = _part(flat, partition)
             wanting = [rank for rank in range(self._size) if partition.shard not in sees[rank]]
-            if owner == self._rank:
-                sends += [(rank, part) for rank in wanting if rank != owner]
-            elif self._rank in wanting:
-                receives.append((owner, part))
-        self._channel.swap(sends, receives)
+            for way, hops in zip(ways, self._hops(owner, wanting, partition.index), strict=True):
+                way += [(source, target, part) for source, target in hops]
+        for way in ways:
+            self._channel.swap(
+                [(target, part) for source, target, part in way if source == self._rank],
+                [(source, part) for source, target, part in way if target == self._rank],
+            )
         if self._ending.decided:
             self._ending.agree()
         return Versions(newest=versions, clock=step, spread=spread_of(versions))
+
+    def _hops(self, owner: int, wanting: Sequence[int], turn: int) -> Sequence[Hops]:
+        """See `Hosts.hops`; without hosts all of it is sent at once."""
+        if self._hosts is None:
+            return [(owner, rank) for rank in wanting if rank != owner], ()
+        return self._hosts.hops(owner, wanting, turn)
 
 
 def _part(flat: Sequence[torch.Tensor], partition: Partition) -> torch.Tensor:

@@ -24,6 +24,7 @@ from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires, cut
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
+from ps_worker.group.hosts import Hosts
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
 from ps_worker.group.lines import connect as connect_lines
 from ps_worker.group.rendezvous import INTERFACE, Met
@@ -31,7 +32,7 @@ from ps_worker.group.stage_traffic import StageTable, StageTraffic
 from ps_worker.group.watch import Watch
 
 CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
-SHM, GLOO = "shm", "gloo"  # ways in which ranks reduce their gradients
+SHM, GLOO, HOSTS = "shm", "gloo", "hosts"  # ways in which ranks reduce their gradients
 
 Traffic: TypeAlias = Callable[
     [FlatGradients, Sequence[Partition], Sequence[int]], GradientReduce | StageTraffic
@@ -45,6 +46,7 @@ class Group:
         ranks: which one this is.
         channel: to the others.
         ending: whether all are to end after a step.
+        hosts: of the ranks.
         how: gradients are reduced, in a word: `REDUCES` has what chooses it.
         hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
         torch_group: a process group of torch's with these ranks, for scripts; None: the script has others.
@@ -111,7 +113,8 @@ class Group:
         self._watch.start()
         if self.stages is not None and self._stage_wires is not None:
             self.stages.attach(self._stage_wires, self.channel)
-        self.how = GLOO if pipeline else REDUCES[reduce](self.channel)
+        self.hosts = Hosts(met.machines)
+        self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
 
     def traffic(self, table: int, plan: Plan, stage: StageTable | None, consistency: Consistency) -> Traffic:
         """The way of one table between ranks: all have all of it, or each a stage of a pipeline.
@@ -145,14 +148,24 @@ class Group:
         Raises:
             ConfigurationRefused: they are to be read where they lie, and a rank has no memory to lend.
         """
-        lent = borrow(self.channel, f"table {table}", gradients) if self.how == SHM else None
-        if lent is None and self._reduce == SHM:
+        lent = None
+        if self.how in (SHM, HOSTS):
+            near = self.hosts.near(self.ranks.rank)
+            lent = borrow(self.channel, f"table {table}", gradients, near)
+        if lent is None and self._reduce in (SHM, HOSTS):
             raise ConfigurationRefused(
-                f"table {table}: a rank has no memory that the others can map (--group-reduce {SHM})"
+                f"table {table}: a rank has no memory that the others can map (--group-reduce {self._reduce})"
             )
-        owners = [it.shard for it in partitions] if self.hosts_shards else None
         return GradientReduce(
-            self.channel, self.ending, table, gradients.tensors, partitions, pieces, lent, owners
+            self.channel,
+            self.ending,
+            table,
+            gradients.tensors,
+            partitions,
+            pieces,
+            lent,
+            [it.shard for it in partitions] if self.hosts_shards else None,
+            self.hosts if lent is not None and self.how == HOSTS else None,
         )
 
     def when_broken(self, told: Callable[[GroupBroken], None]) -> None:
@@ -219,20 +232,37 @@ class Group:
         return stages
 
 
-def _forced(channel: Channel) -> str:
-    if not can_lend(channel):
+def _auto(channel: Channel, hosts: Hosts) -> str:
+    if hosts.apart and not hosts.shared:
+        return GLOO
+    lends = can_lend(channel, hosts.near(channel.ranks.rank))
+    return (HOSTS if hosts.apart else SHM) if lends else GLOO
+
+
+def _forced_shm(channel: Channel, hosts: Hosts) -> str:
+    if hosts.apart or not can_lend(channel):
         raise ConfigurationRefused(
             f"the ranks of this group cannot map each other's memory (--group-reduce {SHM}): they are in "
-            f"containers of their own, or no descriptor is left; use {GLOO} or auto"
+            f"containers of their own or on several hosts, or no descriptor is left; use {GLOO} or auto"
         )
     return SHM
 
 
+def _forced_hosts(channel: Channel, hosts: Hosts) -> str:
+    if not hosts.apart or not can_lend(channel, hosts.near(channel.ranks.rank)):
+        raise ConfigurationRefused(
+            f"the ranks of this group are on one host, or those of one host cannot map each other's memory "
+            f"(--group-reduce {HOSTS}): use auto"
+        )
+    return HOSTS
+
+
 # What is said in PS_GROUP_REDUCE -> how gradients are reduced; each is called on all ranks.
-REDUCES: Mapping[str, Callable[[Channel], str]] = {
-    "auto": lambda channel: SHM if can_lend(channel) else GLOO,
-    SHM: _forced,
-    GLOO: lambda _: GLOO,
+REDUCES: Mapping[str, Callable[[Channel, Hosts], str]] = {
+    "auto": _auto,
+    SHM: _forced_shm,
+    GLOO: lambda *_: GLOO,
+    HOSTS: _forced_hosts,
 }
 
 

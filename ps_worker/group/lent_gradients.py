@@ -1,8 +1,9 @@
 """The flat gradients of the ranks of one group, which each rank of the same host reads where they lie.
 
-A rank says where its memory is: its process, its descriptor, and the memory's own number, by which the others
-find out that what they have opened is what was meant. Ranks that cannot open each other's descriptors, for
-they are in containers of their own, reduce in another way. It must not know what the memory holds.
+A rank says where its memory is: its process, its descriptor, its kernel and the memory's own number, by which
+the others find out that what they have opened is what was meant. Ranks that cannot open each other's
+descriptors, for they are in containers of their own or on several hosts, reduce in another way. It must not
+know what the memory holds.
 
 Who reads: an owner, of a bucket that all ranks have said to be there. Nobody writes to it before the weights
 of that step are on all ranks.
@@ -11,7 +12,7 @@ of that step are on all ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from ps_wire.errors import FrameRefused
 from ps_wire.frames.buffer import as_tensor
 from ps_wire.sockets import shared_memory
 from ps_worker.group.channel import Channel
+from ps_worker.group.rendezvous import kernel
 
 Lent: TypeAlias = Sequence[Sequence[torch.Tensor]]  # by rank and bucket; nothing of this rank
 
@@ -42,17 +44,21 @@ class FlatGradients:
     descriptor: int | None = None
 
 
-def borrow(channel: Channel, what: str, own: FlatGradients) -> Lent | None:
-    """The memory of all other ranks; None, on all ranks, where one cannot map that of another.
+def borrow(
+    channel: Channel, what: str, own: FlatGradients, near: Collection[int] | None = None
+) -> Lent | None:
+    """The memory of other ranks; None, on all ranks, where one cannot map that of another.
 
     Args:
         channel: to the other ranks, which call it, too.
         what: the memory is, for people.
         own: of this rank; the others have memory of the same layout.
+        near: ranks whose memory this one maps; None: all.
     """
+    me, near = channel.ranks.rank, range(channel.ranks.size) if near is None else near
     said = channel.share(f"memory for {what}", _offer(own))
     lent: list[Sequence[torch.Tensor] | None] = [
-        () if rank == channel.ranks.rank else _map(one.fields, own) for rank, one in enumerate(said)
+        () if rank == me or rank not in near else _map(one.fields, own) for rank, one in enumerate(said)
     ]
     mapped = all(it is not None for it in lent)
     agreed = channel.share(f"memory for {what}, which is mapped", {"mapped": mapped})
@@ -61,8 +67,8 @@ def borrow(channel: Channel, what: str, own: FlatGradients) -> Lent | None:
     return [it or () for it in lent]
 
 
-def can_lend(channel: Channel) -> bool:
-    """Whether the ranks of this group can map each other's memory; the same on all."""
+def can_lend(channel: Channel, near: Collection[int] | None = None) -> bool:
+    """Whether each rank can map the memory of all others, or of those that are near; the same on all."""
     descriptor: int | None = None
     try:
         if shared_memory.AVAILABLE:
@@ -70,9 +76,8 @@ def can_lend(channel: Channel) -> bool:
     except OSError:
         descriptor = None
     try:
-        return (
-            borrow(channel, "trial", FlatGradients(tensors=(), nbytes=1, descriptor=descriptor)) is not None
-        )
+        own = FlatGradients(tensors=(), nbytes=1, descriptor=descriptor)
+        return borrow(channel, "trial", own, near) is not None
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -82,7 +87,8 @@ def _offer(own: FlatGradients) -> dict[str, Any]:
     if own.descriptor is None:
         return {}
     found = os.fstat(own.descriptor)
-    return {"process": os.getpid(), "descriptor": own.descriptor, "memory": [found.st_dev, found.st_ino]}
+    memory = [kernel(), found.st_dev, found.st_ino]  # on another host they may have the same numbers
+    return {"process": os.getpid(), "descriptor": own.descriptor, "memory": memory}
 
 
 def _map(offer: dict[str, Any], own: FlatGradients) -> Sequence[torch.Tensor] | None:
@@ -95,8 +101,8 @@ def _map(offer: dict[str, Any], own: FlatGradients) -> Sequence[torch.Tensor] | 
         return None
     try:
         found = os.fstat(opened)
-        if [found.st_dev, found.st_ino] != offer.get("memory"):
-            return None  # of another process with that number
+        if [kernel(), found.st_dev, found.st_ino] != offer.get("memory"):
+            return None  # of another process with that number, or of another host
         memory = shared_memory.attach(opened, own.nbytes, writable=False)
     except (OSError, FrameRefused):
         return None

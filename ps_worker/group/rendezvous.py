@@ -29,7 +29,6 @@ from ps_worker.process.retry import PAUSE_S
 from ps_worker.process.waiting import waits
 
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
-ONE_HOST = "a group has one host; let each host be a worker of its own, or a group of its own"
 INTERFACE = "GLOO_SOCKET_IFNAME"  # of the environment
 SIOCGIFADDR = 0x8915  # of linux/sockios.h: the address of an interface
 CALL_LIMIT_S = 30.0  # the coordinator answers within two seconds
@@ -43,12 +42,14 @@ class Met:
 
     Attributes:
         hosts: by rank, for people.
+        machines: by rank, where it is: see `machine`.
         store: that they share.
         interface: of this host, over which the others reach this rank.
         address: of that interface.
     """
 
     hosts: tuple[str, ...]
+    machines: tuple[str, ...]
     store: TCPStore
     interface: str = LOOPBACK_INTERFACE
     address: str = LOOPBACK
@@ -67,7 +68,7 @@ class Rendezvous:
         limit_s: float,
         say: Callable[[str], None],
         towards: str = "",
-        refused: str = ONE_HOST,
+        refused: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Asks nobody yet.
@@ -113,8 +114,8 @@ class Rendezvous:
             host, _, port = (far if apart else near).rpartition(":")
             if not host:
                 raise UsageError(
-                    "rank 0 reaches the coordinator over loopback, and other ranks are on other hosts: name "
-                    "the servers there, too, by addresses that all hosts reach"
+                    "rank 0 reaches the coordinator over loopback, or not over IPv4, and other ranks are on "
+                    "other hosts: name the servers there, too, by IPv4 addresses that all hosts reach"
                 )
             store = TCPStore(
                 host,
@@ -127,6 +128,7 @@ class Rendezvous:
             )
             return Met(
                 hosts=tuple(reply.hosts),
+                machines=tuple(reply.machines),
                 store=store,
                 interface=_interface_towards(f"{host}:{port}") if apart else LOOPBACK_INTERFACE,
                 address=_address_towards(f"{host}:{port}") if apart else LOOPBACK,
@@ -138,8 +140,10 @@ class Rendezvous:
     def _listen(self) -> list[socket.socket]:
         """On loopback, and, where ranks may be on several hosts, on the way to the coordinator."""
         addresses = [LOOPBACK]
-        if not self._refused and (own := _address_towards(self._towards)) != LOOPBACK:
-            addresses.append(own)
+        if not self._refused and self._towards:
+            with contextlib.suppress(OSError):  # not over IPv4: then ranks on other hosts are told so
+                if (own := _address_towards(self._towards)) != LOOPBACK:
+                    addresses.append(own)
         with contextlib.ExitStack() as made:
             sockets = [made.enter_context(socket.socket()) for _ in addresses]
             for it, address in zip(sockets, addresses, strict=True):
@@ -186,14 +190,19 @@ class Rendezvous:
             ) from error
 
 
+def kernel() -> str:
+    """The same text on all processes of one kernel until it boots again, and on no other; "": not known."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
 def machine() -> str:
     """The same text on all processes of one machine (of one network namespace), and on no other.
 
     Loopback is one for a network namespace, so containers of one host are different machines here.
     """
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    parts = [socket.gethostname(), kernel()]
     with contextlib.suppress(OSError):
         parts.append(str(Path("/proc/self/ns/net").readlink()))
     return " ".join(parts)[:255]

@@ -51,6 +51,8 @@ class Pipeline:
         group: Group,
         *,
         cuts: Sequence[int],
+        asked_stages: int,
+        asked_cuts: Sequence[str] | None,
         schedule: str,
         microbatches: int,
         example: torch.Tensor | Sequence[torch.Tensor],
@@ -63,7 +65,9 @@ class Pipeline:
             model: the same on all ranks, or on the meta device.
             blocks: of it.
             group: of the ranks.
-            cuts: the index of each stage's first block; rank 0's count.
+            cuts: the index of each stage's first block, as rank 0 has them.
+            asked_stages: how many this rank wants.
+            asked_cuts: names of blocks at which this rank wants them; None: as rank 0.
             schedule: a row of `SCHEDULES`.
             microbatches: that each batch is cut into.
             example: the model's inputs of one batch.
@@ -80,20 +84,22 @@ class Pipeline:
         self._loss_fn: LossFn | None = None
         inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
         self._example = [_split(it, microbatches) for it in inputs]
-        self._check_alike(blocks, cuts, schedule, inputs, checkpoint)
+        names = [blocks.names[cut] for cut in cuts]
+        wanted = names if asked_cuts is None else [names[0], *asked_cuts]
+        self._check_alike(blocks, asked_stages, wanted, schedule, inputs, checkpoint)
         found = schedule_of(schedule, ranks=ranks, stages=len(cuts), microbatches=microbatches)
         if checkpoint not in CHECKPOINTS:
             raise PipelineError(f"checkpoint is one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
         self.num_stages = len(cuts)
-        self.cuts = tuple(blocks.names[cut] for cut in cuts)
+        self.cuts = tuple(names)
         self.stages = found.stages_of(self._rank, ranks, self.num_stages)
         self._rank_of = rank_of = ranks_of(found, ranks, self.num_stages)
         self._last = rank_of[-1]
         bounds = [*cuts, len(blocks.names)]
         spans = list(pairwise(bounds))
-        names = [set(blocks.parameter_names(*span)) for span in spans]
+        held = [set(blocks.parameter_names(*span)) for span in spans]
         of_rank = [
-            set().union(*(names[stage] for stage in range(self.num_stages) if rank_of[stage] == rank))
+            set().union(*(held[stage] for stage in range(self.num_stages) if rank_of[stage] == rank))
             for rank in range(ranks)
         ]
         self._holders = own_parameters.shared_by(iter(of_rank))
@@ -243,7 +249,7 @@ class Pipeline:
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
-        return self._loss_fn(output, target)
+        return _one_number(self._loss_fn(output, target))
 
     def _share(self, losses: Sequence[float]) -> torch.Tensor:
         """All ranks get the loss, and rank 0 the buffers of others that have changed; no sender waits."""
@@ -281,10 +287,11 @@ class Pipeline:
         return StageTable(holders=[self._holders[name] for name in parameters])
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of this rank's stages, by their names in the whole model."""
-        mine = {name for name, ranks in self._holders.items() if self._rank in ranks}
-        mine |= {name for rank, name in self._buffers if rank == self._rank}
-        return {name: it for name, it in self.model.state_dict().items() if name in mine}
+        """Parameters and buffers of this rank's stages, by their names in the whole model, or several."""
+        mine = {id(self.model.get_parameter(it)) for it, of in self._holders.items() if self._rank in of}
+        mine |= {id(self.model.get_buffer(name)) for rank, name in self._buffers if rank == self._rank}
+        whole = self.model.state_dict(keep_vars=True)
+        return {name: it.detach() for name, it in whole.items() if id(it) in mine}
 
     # -- buffers ---------------------------------------------------------------------------------------
 
@@ -333,7 +340,8 @@ class Pipeline:
     def _check_alike(
         self,
         blocks: Blocks,
-        cuts: Sequence[int],
+        stages: int,
+        cuts: Sequence[str],
         schedule: str,
         inputs: Sequence[torch.Tensor],
         checkpoint: str,
@@ -345,7 +353,8 @@ class Pipeline:
         facts = {
             "the blocks of the model": " ".join(blocks.names),
             "the parameters of the model": f"{len(parameters)} with checksum {_checksum(parameters)}",
-            "cuts": ", ".join(blocks.names[cut] for cut in cuts),
+            "the number of stages": stages,
+            "cuts": ", ".join(cuts),
             "schedule": schedule,
             "microbatches": self.microbatches,
             "example": ", ".join(map(_described, inputs)),
@@ -409,6 +418,13 @@ def _split(example: torch.Tensor, microbatches: int) -> torch.Tensor:
             f"size that is a multiple of {microbatches}"
         )
     return torch.empty_like(example[:size], device="meta")
+
+
+def _one_number(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        gave = _described(loss) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise PipelineError(f"loss_fn gives one number, a tensor: the mean of a micro-batch. It gave {gave}")
+    return loss
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:

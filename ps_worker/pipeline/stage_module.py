@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ps_wire.errors import PipelineError
 
 CHECKPOINTS = ("never", "always", "except_last")
+_aten = torch.ops.aten
+MIXED = {torch.float16, torch.bfloat16, torch.float32}  # autocast may bring them together
+PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution}
 
 
 class StageModule(nn.Module):
@@ -59,7 +63,7 @@ def shapes_of(stages: Sequence[nn.Module], example: Sequence[torch.Tensor]) -> l
         named = [*stage.named_parameters(), *stage.named_buffers()]
         values = {name: _on_meta(tensor) for name, tensor in named}
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), _OneDtype():  # type: ignore[no-untyped-call]
                 out = functional_call(stage, values, args)
         except Exception as error:
             raise PipelineError(
@@ -76,6 +80,19 @@ def shapes_of(stages: Sequence[nn.Module], example: Sequence[torch.Tensor]) -> l
         )
         shapes.append(args)
     return shapes
+
+
+class _OneDtype(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses products of two dtypes, as whatever computes them does; meta kernels do not look."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """See torch."""
+        dtypes = {it.dtype for it in args if isinstance(it, torch.Tensor)}
+        if len(dtypes) > 1 and not dtypes <= MIXED and func.overloadpacket in PRODUCTS:
+            raise TypeError(f"{func.overloadpacket} of {' and '.join(sorted(map(str, dtypes)))}")
+        return func(*args, **(kwargs or {}))
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

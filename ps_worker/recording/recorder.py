@@ -26,6 +26,7 @@ import torch
 from ps_worker.recording import columns
 
 FLUSH_S = 1.0  # a process that is killed leaves all but its last second
+GAVE_UP = "no step is recorded any more"  # in the warning of a recorder that cannot write
 BUFFER_BYTES = 1 << 18  # so many steps are not written before that
 
 
@@ -326,7 +327,7 @@ class StepRecorder:
         if file is not None:
             with suppress(OSError):  # what is buffered can go nowhere
                 file.close()
-        self._warn(f"WARNING: no step is recorded any more in {self._folder}: {error}")
+        self._warn(f"WARNING: {GAVE_UP} in {self._folder}: {error}")
 
 
 def _first(metrics: dict[str, float]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -119,11 +119,15 @@ class Cluster:
         it = containers(pod.workload)[0] if container is None else container
         environment = pod.environment(it)
         command = [expand(word, environment) for word in [*it["command"], *it.get("args", ())]]
-        if command[0] == "ps-worker":
-            command = ["ps-worker", TRAINER, str(self.folder)]
-        made = self._zygote.start(
-            *command, environment=environment | self._entry(node, self._files(pod, it, secrets))
-        )
+        return self.run(command, node, environment, self._files(pod, it, secrets))
+
+    def run(
+        self, command: Sequence[str], node: Node, environment: Mapping[str, str], files: Mapping[str, Path]
+    ) -> Process:
+        """Starts a command of ours on a node; `files` has what lies where, beside the file of names."""
+        words = ("ps-worker", TRAINER, str(self.folder)) if command[0] == "ps-worker" else command
+        seen = {"/etc/hosts": self._hosts, **files}
+        made = self._zygote.start(*words, environment={**environment, **self._entry(node, seen)})
         self._stack.callback(made.kill)
         return made
 
@@ -141,7 +145,7 @@ class Cluster:
         claims = {it["metadata"]["name"] for it in pod.workload["spec"].get("volumeClaimTemplates", ())}
         claims |= {it["name"] for it in spec["volumes"] if "persistentVolumeClaim" in it}
         held = pod.secrets()
-        files = {"/etc/hosts": self._hosts}
+        files: dict[str, Path] = {}
         for mount in container["volumeMounts"]:
             name, source = mount["name"], self.folder / "volumes" / pod.name / mount["name"]
             if name in given:

@@ -2,7 +2,8 @@
 
 With a root file system that is read-only, without capabilities, as user 10001: a server becomes healthy, a
 worker trains the example, SIGTERM ends the server with 0, and its next container takes up what it handed
-over. With podman or docker, whichever answers; without either it says so and ends with 0.
+over. With podman or docker, whichever answers; without either it says so and ends with 0. A build that fails
+ends with 1, and with what may help.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGE = f"torch-parameter-server:{version('torch-parameter-server')}"
 NAME, VOLUME = "ps-image-check", "ps-image-check"
 BUILD_LIMIT_S, LIMIT_S = 3600.0, 300.0
+HELP = (
+    "The lines above say at which step. Where no registry is reached, BUILD names another base; where the "
+    "host is restricted, podman wants runc and lower limits: deploy/README.md, under The image"
+)
 LOCKED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp")
 
 
@@ -111,7 +116,7 @@ def check(run: Engine) -> None:
     run.end_server()
 
 
-def main() -> None:
+def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
@@ -121,11 +126,18 @@ def main() -> None:
     options = parser.parse_args()
     name = engine()
     if name is None:
-        print("make image is skipped: neither podman nor docker answers here")
-        return
+        print(
+            "make image is skipped: neither podman nor docker answers here (`podman info`, `docker info`). "
+            "Debian's package podman is enough, without a daemon"
+        )
+        return 0
     run = Engine(name, shlex.split(options.run))
     began_s = time.monotonic()
-    run.build(shlex.split(options.build))
+    try:
+        run.build(shlex.split(options.build))
+    except subprocess.CalledProcessError as error:
+        print(f"make image: the build ended with {error.returncode}. {HELP}")
+        return 1
     built_s = time.monotonic() - began_s
     run.clean()
     try:
@@ -134,6 +146,7 @@ def main() -> None:
         run.clean()
     size = int(run("image", "inspect", "--format", "{{.Size}}", IMAGE))
     print(f"{IMAGE}: built in {built_s:.0f} s, {size / 1e6:.0f} MB, trained and came back, with {name}")
+    return 0
 
 
 if __name__ == "__main__":

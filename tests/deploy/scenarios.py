@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tests.faults.links import Disk
 from tests.integration.processes import LIMIT_S, Process, Zygote
 from tests.until import until
 
+from . import compose
 from .cluster import Cluster, Node, open_bridge
 from .manifests import Object, after, containers, of_kind, one, overlay, pods, with_components
 from .trainer import LR, MOMENTUM, NUMEL, OVER, gradient
@@ -37,43 +38,19 @@ READY = "serving on"
 SNAPSHOT = "snapshot /var/lib/ps/snapshots/digits/"
 
 
-class Service:
-    """The pods of an overlay, running.
+class Training:
+    """Processes of servers and workers.
 
     Attributes:
-        servers: the process of each shard.
-        workers: the process of each worker.
+        cluster: that they are in.
+        names: of the processes, by "server" and "worker".
+        processes: by name.
     """
 
-    def __init__(self, cluster: Cluster, objects: tuple[Object, ...], **secrets: dict[str, Path]) -> None:
-        """Starts all; `secrets` are by component, those that somebody else makes."""
+    def __init__(self, cluster: Cluster, names: Mapping[str, Sequence[str]]) -> None:
         self.cluster = cluster
-        for secret in of_kind(objects, "Secret"):
-            secret["data"] = {"token": TOKEN}
-        self._secrets = secrets
-        self._pods = {pod.name: pod for pod in pods(objects)}
-        self._nodes: dict[str, Node] = {}
-        self.job = one(objects, "Job", "ps-worker")
-        self.names = {
-            component: [name for name in self._pods if name.startswith(f"ps-{component}-")]
-            for component in ("server", "worker")
-        }
+        self.names = names
         self.processes: dict[str, Process] = {}
-        for name in [*self.names["server"], *self.names["worker"]]:
-            self.begin(name)
-
-    def begin(self, name: str) -> Process:
-        """A process of that pod, on a node that has none; its name then leads there."""
-        component = name.split("-")[1]
-        node = self._nodes[name] = self.cluster.node()
-        self.cluster.name(f"{name}.ps-server", node)
-        process = self.cluster.start(self._pods[name], node, **self._secrets.get(component, {}))
-        self.processes[name] = process
-        return process
-
-    def vanish(self, name: str) -> None:
-        """Its node does."""
-        self._nodes[name].vanish()
 
     def wait_steps(self, since_s: float | None = None) -> float:
         """Until every worker has taken steps from now on; seconds until the first one had."""
@@ -120,14 +97,53 @@ class Service:
         return steps
 
 
+class Pods(Training):
+    """The pods of an overlay, running.
+
+    Attributes:
+        job: that the workers belong to.
+    """
+
+    def __init__(self, cluster: Cluster, objects: tuple[Object, ...], **secrets: dict[str, Path]) -> None:
+        """Starts all; `secrets` are by component, those that somebody else makes."""
+        for secret in of_kind(objects, "Secret"):
+            secret["data"] = {"token": TOKEN}
+        self._secrets = secrets
+        self._pods = {pod.name: pod for pod in pods(objects)}
+        self._nodes: dict[str, Node] = {}
+        self.job = one(objects, "Job", "ps-worker")
+        super().__init__(
+            cluster,
+            {
+                component: [name for name in self._pods if name.startswith(f"ps-{component}-")]
+                for component in ("server", "worker")
+            },
+        )
+        for name in [*self.names["server"], *self.names["worker"]]:
+            self.begin(name)
+
+    def begin(self, name: str) -> Process:
+        """A process of that pod, on a node that has none; its name then leads there."""
+        component = name.split("-")[1]
+        node = self._nodes[name] = self.cluster.node()
+        self.cluster.name(f"{name}.ps-server", node)
+        process = self.cluster.start(self._pods[name], node, **self._secrets.get(component, {}))
+        self.processes[name] = process
+        return process
+
+    def vanish(self, name: str) -> None:
+        """Its node does."""
+        self._nodes[name].vanish()
+
+
 def steps_of(lines: Sequence[str]) -> list[int]:
     """That are said in them."""
     return [int(line.split()[1]) for line in lines if line.startswith("step ")]
 
 
-def train(cluster: Cluster, objects: tuple[Object, ...], **secrets: dict[str, Path]) -> Service:
+def train(cluster: Cluster, objects: tuple[Object, ...], **secrets: dict[str, Path]) -> Pods:
     """Nothing happens."""
-    service = Service(cluster, objects, **secrets)
+    service = Pods(cluster, objects, **secrets)
     service.wait_steps()
     service.finish()
     service.finals()
@@ -136,7 +152,7 @@ def train(cluster: Cluster, objects: tuple[Object, ...], **secrets: dict[str, Pa
 
 def moved(cluster: Cluster) -> None:
     """A shard's pod is stopped, and its next one, with its volume, has another address."""
-    service = Service(cluster, overlay("local"))
+    service = Pods(cluster, overlay("local"))
     service.wait_steps()
     old = service.processes["ps-server-1"]
     old.signal(signal.SIGTERM)
@@ -165,7 +181,7 @@ def export(folder: Path, servers: Sequence[str]) -> None:
 
 def rescheduled(cluster: Cluster) -> None:
     """A worker's pod is evicted: it ends with 75, and the Job makes another one, elsewhere."""
-    service = Service(cluster, overlay("local"))
+    service = Pods(cluster, overlay("local"))
     service.wait_steps()
     before = service.processes["ps-worker-1"]
     before.signal(signal.SIGTERM)
@@ -179,7 +195,7 @@ def rescheduled(cluster: Cluster) -> None:
 
 def restarted(cluster: Cluster) -> None:
     """All servers, one after the other, the last one first, as `kubectl rollout restart` does."""
-    service = Service(cluster, overlay("bsp"))
+    service = Pods(cluster, overlay("bsp"))
     service.wait_steps()
     for name in reversed(service.names["server"]):
         old = service.processes[name]
@@ -200,7 +216,7 @@ def vanished(cluster: Cluster) -> None:
         ps_worker__transport__liveness__SILENT_S=0.5,
         ps_worker__transport__liveness__ANSWER_LIMIT_S=2.0,
     )
-    service = Service(cluster, overlay("local"))
+    service = Pods(cluster, overlay("local"))
     service.wait_steps()
     service.processes["ps-server-0"].wait_line(SNAPSHOT)
     service.vanish("ps-server-1")
@@ -266,7 +282,7 @@ def counts(cluster: Cluster) -> None:
 
 def other_count(cluster: Cluster) -> None:
     """Volumes of two shards, each with its part of the snapshots, under one server: nobody begins anew."""
-    service = Service(cluster, overlay("local"))
+    service = Pods(cluster, overlay("local"))
     service.processes["ps-server-0"].wait_line(SNAPSHOT)
     for process in service.processes.values():
         process.kill()
@@ -279,7 +295,7 @@ def other_count(cluster: Cluster) -> None:
     ]
     shard["value"] = "$(POD_INDEX)/1"
     one(objects, "ConfigMap", "ps-job")["data"]["PS_SERVERS"] = "ps-server-0.ps-server:50051"
-    again = Service(cluster, objects)
+    again = Pods(cluster, objects)
     for name in again.names["worker"]:
         worker = again.processes[name]
         assert worker.wait_end() == 65, worker.text
@@ -306,6 +322,65 @@ def volumes(cluster: Cluster) -> None:
         warned.kill()
 
 
+class Compose(Training):
+    """The containers of the compose file, running."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._services = compose.read()
+        self._nodes = {name: cluster.node() for name in self._services}
+        self._secrets = cluster.folder / "secrets"
+        self._secrets.mkdir()
+        (self._secrets / "token").write_bytes(base64.b64decode(TOKEN))
+        for name, node in self._nodes.items():
+            cluster.name(name, node)
+        super().__init__(
+            cluster,
+            {
+                role: [name for name in self._services if name.startswith(f"{role}-")]
+                for role in ("server", "worker")
+            },
+        )
+        self.up()
+
+    def up(self) -> None:
+        """As `docker compose up` does."""
+        for name, service in self._services.items():
+            files = {"/run/secrets": self._secrets}
+            for target, volume in service.volumes.items():
+                files[target] = self.cluster.folder / "volumes" / volume
+                files[target].mkdir(parents=True, exist_ok=True)
+            command = service.command
+            self.processes[name] = self.cluster.run(command, self._nodes[name], service.environment, files)
+
+    def healthy(self, name: str) -> bool:
+        """What the image's HEALTHCHECK says of a server."""
+        port = self._services[name].environment["PS_HEALTH_PORT"]
+        asked = ("ps-lab", "health", f"127.0.0.1:{port}", "--liveness")
+        return self.cluster.run(asked, self._nodes[name], {}, {}).wait_end() == 0
+
+    def stop(self) -> None:
+        """As `docker compose stop` does: who depends on others first."""
+        for role, code in (("worker", 75), ("server", 0)):
+            for name in self.names[role]:
+                self.processes[name].signal(signal.SIGTERM)
+            for name in self.names[role]:
+                assert self.processes[name].wait_end() == code, self.processes[name].text
+
+
+def composed(cluster: Cluster) -> None:
+    """Trains, is stopped, comes up again and goes on where it was."""
+    service = Compose(cluster)
+    service.wait_steps()
+    assert all(service.healthy(name) for name in service.names["server"])
+    service.stop()
+    service.up()
+    service.wait_steps()
+    for name in service.names["worker"]:
+        assert "rolled back" not in service.processes[name].text
+    service.finish()
+    service.check_bytes()
+
+
 SCENARIOS: dict[str, Callable[[Cluster], object]] = {
     "moved": moved,
     "rescheduled": rescheduled,
@@ -319,6 +394,7 @@ SCENARIOS: dict[str, Callable[[Cluster], object]] = {
     "counts": counts,
     "volumes": volumes,
     "other count": other_count,
+    "compose": composed,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 
@@ -17,6 +18,7 @@ from ps_worker import cli as worker_cli
 from ps_worker import settings
 from ps_worker.settings import Settings
 
+from . import compose
 from .manifests import DEPLOY, EXAMPLES, OVERLAYS, Object, Pod, containers, example, expand, overlay, pods
 from .rules import WORKERS
 
@@ -36,18 +38,14 @@ class Started(Exception):
     """What the command was about to do, instead of doing it."""
 
 
-def take(pod: Pod, container: Object, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The options of a server, or the settings of a worker, of this container."""
-    token = folder / "token"
-    token.write_text("0123456789abcdef\n")
+def take(
+    command: str, words: Sequence[str], environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """The options of a server, or the settings of a worker, that are started so."""
     for name in [name for name in os.environ if name.startswith("PS_")]:
         monkeypatch.delenv(name)
-    environment = pod.environment(container)
     for name, value in environment.items():
-        monkeypatch.setenv(name, str(token) if name == "PS_TOKEN_FILE" else value)
-    command, *words = [
-        expand(word, environment) for word in [*container["command"], *container.get("args", ())]
-    ]
+        monkeypatch.setenv(name, value)
     words = [word.replace("/opt/ps", str(DEPLOY.parent)) for word in words]
     monkeypatch.setattr(sys, "argv", [command, *words])
 
@@ -67,12 +65,23 @@ def take(pod: Pod, container: Object, folder: Path, monkeypatch: pytest.MonkeyPa
     return started.value.args[0]
 
 
+def with_token(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Its file of a token is one that is there."""
+    token = folder / "token"
+    token.write_text("0123456789abcdef\n")
+    own = {"PS_TOKEN_FILE": str(token)} if "PS_TOKEN_FILE" in environment else {}
+    return {**environment, **own}
+
+
 @pytest.mark.parametrize(("pod", "container"), EACH)
 def test_a_command_takes_what_its_container_says(
     pod: Pod, container: Object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    taken = take(pod, container, tmp_path, monkeypatch)
     environment = pod.environment(container)
+    command, *words = [
+        expand(word, environment) for word in [*container["command"], *container.get("args", ())]
+    ]
+    taken = take(command, words, with_token(environment, tmp_path), monkeypatch)
     if isinstance(taken, ServerOptions):
         assert f"{taken.shard}/{taken.num_shards}" == environment["PS_SHARD"]
         assert str(taken.port) == environment["PS_PORT"]
@@ -86,6 +95,27 @@ def test_a_command_takes_what_its_container_says(
         assert taken.connect_limit_s == 600
         assert environment["PS_NUM_WORKERS"] == str(taken.num_workers)
         assert environment["PS_CONSISTENCY"] == str(taken.consistency)
+
+
+@pytest.mark.parametrize("name", compose.read())
+def test_a_command_takes_what_its_service_of_the_compose_file_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    service = compose.read()[name]
+    command, *words = service.command
+    taken = take(command, words, with_token(service.environment, tmp_path), monkeypatch)
+    if isinstance(taken, ServerOptions):
+        assert f"server-{taken.shard}" == name == taken.advertise
+        assert taken.num_shards == 2
+        assert (taken.host, taken.data_port, taken.health_port) == ("0.0.0.0", 50053, 50052)
+        assert taken.state_dir == Path("/var/lib/ps/state")
+        assert taken.snapshots.every_s == 300
+    else:
+        assert isinstance(taken, Settings)
+        assert f"worker-{taken.worker}" == name
+        assert taken.servers == ("server-0:50051", "server-1:50051")
+        assert (taken.num_workers, str(taken.consistency)) == (4, "bsp")
+        assert (taken.connect_limit_s, taken.retry_limit_s) == (600, 600)
 
 
 def test_variables_without_an_option_are_those_that_workers_read(monkeypatch: pytest.MonkeyPatch):

@@ -16,10 +16,11 @@ from .scenarios import SCENARIOS
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 PODS = ("moved", "rescheduled", "restarted", "vanished")
-VARIANTS = tuple(name for name in SCENARIOS if name not in PODS)
+COMPOSE = ("compose",)
+VARIANTS = tuple(name for name in SCENARIOS if name not in (*PODS, *COMPOSE))
 
 
-@pytest.mark.parametrize("names", [PODS, VARIANTS], ids=["pods", "variants"])
+@pytest.mark.parametrize("names", [PODS, VARIANTS, COMPOSE], ids=["pods", "variants", "compose"])
 def test_the_overlays_train_and_end_with_the_right_bytes_whatever_becomes_of_their_pods(
     names: tuple[str, ...],
 ):

@@ -24,14 +24,19 @@ def main() -> None:
     with ps.connect() as worker:
         me = (worker.rank, worker.group_rank)
         torch.manual_seed(sum(me))  # the leader of worker 0 starts the job; the others are given its weights
-        width = (400 if "large" in words else 40) + (me == (0, 1) and "other model" in words)
+        width = 4000 if "wide" in words else 400 if "large" in words else 40
+        width += me == (0, 1) and "other model" in words
         model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.ReLU(), torch.nn.Linear(width, 3))
-        ones = [torch.nn.Parameter(torch.ones(17)) for _ in range(2)]  # each is used on one rank alone
+        size = max(2, worker.group_size)
+        ones = [torch.nn.Parameter(torch.ones(17)) for _ in range(size)]  # each is used on one rank alone
         for rank, parameter in enumerate(ones):
             model.register_parameter(f"of_rank_{rank}", parameter)
         views = "views" in words and me[0] == 0
         optimizer = worker.wrap(
-            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, gradient_as_bucket_view=views
+            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            model,
+            gradient_as_bucket_view=views,
+            buckets=ps.BucketOptions(partition_bytes=32768) if "wide" in words else None,
         )
         print("started", *me, flush=True)
         rows = [{"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}]

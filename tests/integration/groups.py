@@ -55,7 +55,7 @@ def start_rank(
     """One rank of one group."""
     at = worker * size + rank
     return spawn(
-        *("ps-worker", "--servers", servers.option, "--job", job, "--group-size", str(size)),
+        *(*servers.worker(job), "--group-size", str(size)),
         *options,
         *script,
         RANK=str(at),

@@ -28,7 +28,7 @@ def start_stages(
     return [
         [
             spawn(
-                *("ps-worker", "--servers", servers.option, "--job", job, "--num-workers", str(workers)),
+                *(*servers.worker(job), "--num-workers", str(workers)),
                 *("--worker", str(worker), "--pipeline-stages", str(stages), "--stage", str(stage)),
                 *options,
                 *script,

@@ -78,6 +78,10 @@ class Servers:
         """As `--servers` takes it."""
         return ",".join(self.addresses)
 
+    def worker(self, job: str = "") -> tuple[str, ...]:
+        """The command of a worker of a job, a fresh one where none is named; options and script follow."""
+        return "ps-worker", "--servers", self.option, "--job", job or fresh_job()
+
     def close(self) -> list[int]:
         """Stops them all by SIGTERM; returns their exit codes."""
         for channel in self._channels:

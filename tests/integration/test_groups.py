@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.faults.links import UNSHARE, refusal
+from tests.until import LIMIT_S
+
+from . import ranks_apart
 from .groups import SCRIPT, start_groups, start_rank
 from .processes import Process, Start
 from .servers import Servers, fresh_job
@@ -79,6 +85,42 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
                 assert torch.equal(mine.detach(), theirs), (step, at)
 
 
+def test_ranks_on_two_hosts_take_the_same_steps_and_send_each_link_what_one_rank_would(
+    tmp_path: Path,
+) -> None:
+    """No address but that of the server is named. Of four ranks two are on each host, and sum there first."""
+    size = 4
+    if (why := refusal()) is not None:
+        pytest.skip(why)
+    done = subprocess.run(
+        [*UNSHARE, sys.executable, "-m", "tests.integration.ranks_apart", str(tmp_path), str(size)],
+        capture_output=True,
+        text=True,
+        timeout=3 * LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["codes"] == [0] * size, found["said"]
+    assert "gradients are reduced over hosts" in found["said"][0]
+    rows = [torch.load(tmp_path / f"0-{rank}.pt") for rank in range(size)]
+    weights = [torch.nn.Parameter(it.clone()) for it in rows[0][0]["weights"]]
+    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9, fused=True)
+    for step in range(1, ranks_apart.STEPS + 1):
+        for parts in zip(weights, *(row[step]["gradients"] for row in rows), strict=True):
+            given = [torch.zeros_like(parts[0]) if it is None else it for it in parts[1:]]
+            halves = [sum(it[1:], start=it[0]) for it in (given[: size // 2], given[size // 2 :])]
+            parts[0].grad = (halves[0] + halves[1]) / size
+        optimizer.step()
+        for row in rows:
+            assert row[step]["digest"] == rows[0][step]["digest"]
+            assert all(map(torch.equal, row[step]["weights"], (it.detach() for it in weights)))
+    model_bytes = sum(it.nbytes for it in weights)
+    # There: half a model of gradients, and all weights; back: half of gradients, and of what is pushed.
+    assert found["there"] < 2.6 * ranks_apart.STEPS * model_bytes, found
+    assert found["back"] < 1.4 * ranks_apart.STEPS * model_bytes, found
+
+
 UNEQUAL = """
 import sys, torch, ps_worker as ps
 with ps.connect() as worker:
@@ -104,7 +146,7 @@ def test_groups_of_different_size_weigh_as_their_ranks_where_that_is_wanted(
 
     ranks = [
         spawn(
-            *("ps-worker", "--servers", cluster.option, "--job", job, "--num-workers", "2"),
+            *(*cluster.worker(job), "--num-workers", "2"),
             *(str(script), weight),
             PS_WORKER=worker,
             PS_GROUP_SIZE=size,
@@ -200,7 +242,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_host_of_who_came(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
     alone = spawn(
-        *("ps-worker", "--servers", cluster.option, "--job", fresh_job(), "--group-size", "3"),
+        *(*cluster.worker(), "--group-size", "3"),
         *(SCRIPT, str(tmp_path), "1"),
         RANK="1",
         WORLD_SIZE="3",
@@ -292,9 +334,7 @@ def test_a_group_is_close_to_one_worker_with_as_many_times_the_batch(
 ) -> None:
     script = tmp_path / "learns.py"
     script.write_text(LEARNS)
-    alone = spawn(
-        *("ps-worker", "--servers", cluster.option, "--job", fresh_job()), *(str(script), str(tmp_path), "8")
-    )
+    alone = spawn(*cluster.worker(), *(str(script), str(tmp_path), "8"))
 
     ranks = start_groups(spawn, cluster, str(script), str(tmp_path), "4", groups=1)[0]
 
@@ -403,7 +443,7 @@ def test_calls_of_torch_distributed_reach_the_ranks_of_the_group(
 
 def test_one_command_starts_all_ranks_of_its_groups(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
     started = spawn(
-        *("ps-worker", "--servers", cluster.option, "--job", fresh_job()),
+        *cluster.worker(),
         *("--nproc", "4", "--group-size", "2", SCRIPT, str(tmp_path), "3"),
     )
 
@@ -436,7 +476,7 @@ def test_a_process_group_of_the_scripts_own_is_the_worker(
 
     ranks = [
         spawn(
-            *("ps-worker", "--servers", cluster.option, "--job", job, "--worker", "0"),
+            *(*cluster.worker(job), "--worker", "0"),
             str(script),
             RANK=str(rank),
             WORLD_SIZE="2",

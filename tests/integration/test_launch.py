@@ -116,7 +116,7 @@ def test_a_job_runs_to_its_end_and_shows_itself_on_the_way(
         "    worker.finish()\n",
         *("--num-servers", "2", "--consistency", "ssp:3", "--job", "fifty"),
     )
-    servers = run.wait_line(r"job fifty, ssp:3, servers (\S+)")[1]
+    servers = run.wait_line(r"job fifty, ssp:3, 2 workers, servers (\S+)")[1]
     logs = Path(run.wait_line(r"what the servers log is in (\S+)")[1])
     first = run.wait_line(r"^worker (\d) +\| pushed")[1]
     second = run.wait_line(r"^worker (\d) +\| pushed")[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ps_lab.traces import put_together
 from ps_wire.v1.shard_pb2 import TablesRequest
 from ps_worker.transport.grpc_service import GrpcService
 
-from .processes import Start
+from .processes import Start, run
 
 pytestmark = pytest.mark.integration
 
@@ -103,6 +104,36 @@ with ps.connect() as worker:
         if step == 5:
             os.write(1, f"rank {worker.group_rank} {os.getpid()}\\n".encode())
 """
+
+
+TORCHRUNS = """
+import os, sys, torch, ps_worker as ps
+with ps.connect() as worker:
+    model = torch.nn.Linear(96, 256)
+    optimizer = worker.wrap(torch.optim.Adam(model.parameters(), lr=0.01), model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 96)).square().mean().backward()
+        optimizer.step()
+    worker.finish()
+    place = worker.group_rank, worker.group_size, worker.local_rank
+    torch.save((place, model.weight.detach()), f"{sys.argv[1]}/{os.environ['RANK']}.pt")
+"""
+
+
+def test_ranks_that_torchrun_starts_meet_at_its_own_store(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TORCHRUNS)
+
+    command = run(
+        *("/usr/bin/env", "PS_SERVERS=none", "PS_GROUP_SIZE=2", "OMP_NUM_THREADS=1", sys.executable),
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path)),
+    )
+
+    assert command.wait_end() == 0, command.text
+    ends = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert [place for place, _ in ends] == [(rank, 2, rank) for rank in range(2)]
+    assert torch.equal(ends[0][1], ends[1][1])
 
 
 @pytest.mark.fault

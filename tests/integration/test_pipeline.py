@@ -66,8 +66,7 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     folder = str(tmp_path)
     for group in start_stages(spawn, cluster, SCRIPT, folder, "2", "leaves", "hold", workers=1, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0]
-    options = "--servers", cluster.option, "--job", job, "--worker", "0"
-    assert spawn("ps-worker", *options, SCRIPT, folder, "4", "leaves").wait_end() == 0
+    assert spawn(*cluster.worker(job), "--worker", "0", SCRIPT, folder, "4", "leaves").wait_end() == 0
     for group in start_stages(spawn, cluster, SCRIPT, folder, "6", workers=1, stages=3, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0, 0]
 
@@ -146,35 +145,45 @@ class Model(torch.nn.Module):
         return self.head(self.counting(x))
 def loss_of(out, target):
     return torch.nn.functional.cross_entropy(out.flatten(0, 1), target.flatten())
-torch.manual_seed(3)
-model, alone = Model(), Model()
-alone.load_state_dict(model.state_dict())
 x, target = torch.randint(20, (8, 6)), torch.randint(20, (8, 6))
+ran = []
 with ps.connect() as worker:
-    options = {"schedule": sys.argv[1], "stages": int(sys.argv[2]), "checkpoint": sys.argv[3]}
-    pipe = worker.pipeline(model, microbatches=4, example=x, **options)
-    pairs = [(pipe, worker.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), pipe)),
-             (None, torch.optim.AdamW(alone.parameters(), lr=0.01))]
-    for _ in range(4):
-        for part, optimizer in pairs:
-            optimizer.zero_grad()
-            if part is None:
-                loss_of(alone(x), target).backward()
-            else:
-                part.step(x, target, loss_fn=loss_of)
-            optimizer.step()
-    print("calls", model.counting.calls.item(), flush=True)  # on rank 0 those of the stage that has it
-    figure = pipe.evaluate(x, target, loss_fn=loss_of)
-    with torch.no_grad():
-        torch.testing.assert_close(figure, loss_of(alone(x), target), rtol=1e-4, atol=1e-5)
+    for row in sys.argv[1:]:  # one after the other, a model each
+        schedule, stages, checkpoint = row.split(":")
+        torch.manual_seed(3)
+        model, alone = Model(), Model()
+        alone.load_state_dict(model.state_dict())
+        pipe = worker.pipeline(model, microbatches=4, example=x, schedule=schedule, stages=int(stages),
+                               checkpoint=checkpoint)
+        pairs = [(pipe, worker.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), pipe)),
+                 (None, torch.optim.AdamW(alone.parameters(), lr=0.01))]
+        for _ in range(4):
+            for part, optimizer in pairs:
+                optimizer.zero_grad()
+                if part is None:
+                    loss_of(alone(x), target).backward()
+                else:
+                    part.step(x, target, loss_fn=loss_of)
+                optimizer.step()
+        print("calls", schedule, int(model.counting.calls), flush=True)  # those of the stage that has it
+        figure = pipe.evaluate(x, target, loss_fn=loss_of)
+        with torch.no_grad():
+            torch.testing.assert_close(figure, loss_of(alone(x), target), rtol=1e-4, atol=1e-5)
+        ran.append((schedule, pipe, alone.state_dict()))
+    try:
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(torch.ones(()))
+        scaler.step(pairs[0][1])
+    except ps.UsageError as error:
+        print("refused", error, flush=True)
     worker.finish()
-    whole = alone.state_dict()
-    assert {"embedding.weight", "head.weight"} & pipe.state_dict().keys()
-    for name, it in pipe.state_dict().items():
-        if name == "counting.calls":
-            continue
-        torch.testing.assert_close(it, whole[name], rtol=1e-4, atol=1e-5)
-    print("close", len(pipe.stages), flush=True)
+    for schedule, pipe, whole in ran:
+        assert pipe.state_dict()
+        for name, it in pipe.state_dict().items():
+            if name != "counting.calls":
+                torch.testing.assert_close(it, whole[name], rtol=1e-4, atol=1e-5)
+        tied = sorted(pipe.state_dict().keys() & {"embedding.weight", "head.weight"})
+        print("close", schedule, tied, flush=True)
 """
 
 
@@ -183,14 +192,19 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
 ) -> None:
     """The embedding is on one process, the head on the other; activations are computed again.
 
-    Evaluation goes through all stages, and rank 0 has the buffers of the other one.
+    Under the schedule in the form of a V both are on the first. Evaluation goes through all stages, and rank
+    0 has the buffers of the other one. A GradScaler is refused.
     """
     script = tmp_path / "tied.py"
     script.write_text(TIED)
-    (group,) = start_stages(spawn, cluster, str(script), "interleaved1f1b", "4", "except_last", workers=1)
+    rows = "interleaved1f1b:4:except_last", "zero-bubble:4:never", "zero-bubble-v:4:always"
+    (group,) = start_stages(spawn, cluster, str(script), *rows, workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
-    assert all("close 2" in stage.text for stage in group)
-    assert "calls 0" not in group[0].text
-    assert [re.findall("calls .*", stage.text) for stage in group[:1]] == [
-        re.findall("calls .*", group[1].text)
-    ]
+    assert all("refused a GradScaler is not built for pipelines" in stage.text for stage in group)
+    tied = ["embedding.weight", "head.weight"]
+    for schedule, theirs in (("interleaved1f1b", tied), ("zero-bubble", tied), ("zero-bubble-v", [])):
+        assert f"close {schedule} {tied}" in group[0].text
+        assert f"close {schedule} {theirs}" in group[1].text
+        calls = [re.findall(rf"calls {schedule} (\d+)", stage.text) for stage in group]
+        assert calls[0] != ["0"], schedule
+        assert calls[0] == calls[1] or not theirs, schedule

@@ -162,8 +162,8 @@ MUTANTS = (
     Mutant(
         name="folder: only who made a report may read it",
         file="ps_lab/compare/folder.py",
-        text='        with half.open("w", encoding="utf-8") as file:\n',
-        fault='        half.touch(0o600)\n        with half.open("w", encoding="utf-8") as file:\n',
+        text='            with half.open("w", encoding="utf-8") as file:\n',
+        fault='            half.touch(0o600)\n            with half.open("w", encoding="utf-8") as file:\n',
         tests=("tests/unit/ps_lab/compare/test_folder.py",),
     ),
     Mutant(

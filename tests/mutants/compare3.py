@@ -12,6 +12,48 @@ OF_PLAYBACK = "tests/unit/ps_lab/top/test_playback.py"
 
 MUTANTS = (
     Mutant(
+        name="compare: a run whose records found no room is taken for whole",
+        file="ps_lab/compare/run_log.py",
+        text="        if GAVE_UP in line:\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_lab/compare/test_run_log.py",),
+    ),
+    Mutant(
+        name="compare: a full disk ends the reader of a process, which then waits for it",
+        file="ps_lab/compare/run_log.py",
+        text="        except OSError as error:\n",
+        fault="        except BlockingIOError as error:\n",
+        tests=("tests/unit/ps_lab/compare/test_run_log.py",),
+    ),
+    Mutant(
+        name="compare: a result that finds no room ends with a traceback",
+        file="ps_lab/compare/folder.py",
+        text="    with written(path):\n        try:\n",
+        fault="    if True:\n        try:\n",
+        tests=("tests/unit/ps_lab/compare/test_folder.py",),
+    ),
+    Mutant(
+        name="report: a panel above others has no numbers at its axis",
+        file="ps_lab/compare/figures.py",
+        text="        panel.tick_params(labelbottom=True)\n",
+        fault="        pass\n",
+        tests=("tests/unit/ps_lab/compare/test_figures.py::test_every_panel_has_the_numbers_of_its_axis",),
+    ),
+    Mutant(
+        name="report: a loss is drawn by samples that nobody has counted",
+        file="ps_lab/compare/figures.py",
+        text="        if any(one.samples for one in runs):\n",
+        fault="        if True:\n",
+        tests=("tests/unit/ps_lab/compare/test_report.py",),
+    ),
+    Mutant(
+        name="report: it is not said that samples are not known",
+        file="ps_lab/compare/limits.py",
+        text="    if recorded and not any(one.samples for one in recorded):\n",
+        fault="    if False:\n",
+        tests=("tests/unit/ps_lab/compare/test_report.py",),
+    ),
+    Mutant(
         name="playback: steps count from their beginning",
         file=PLAYBACK,
         text="np.searchsorted(self.ended_s, unix_s",

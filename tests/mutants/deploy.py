@@ -19,6 +19,32 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="compose: a worker is stopped together with the servers",
+        file="deploy/compose/compose.yaml",
+        text="    depends_on: [server-0, server-1]\n",
+        fault="",
+        tests=("tests/deploy/test_compose.py::test_it_has_no_fault_and_all_are_there",),
+    ),
+    Mutant(
+        name="compose: a server advertises another name than others find it by",
+        file="deploy/compose/compose.yaml",
+        text="PS_ADVERTISE: server-1",
+        fault="PS_ADVERTISE: server-0",
+        tests=(
+            (
+                "tests/deploy/test_command_lines.py"
+                "::test_a_command_takes_what_its_service_of_the_compose_file_says"
+            ),
+        ),
+    ),
+    Mutant(
+        name="compose: both servers write to one volume",
+        file="deploy/compose/compose.yaml",
+        text='volumes: ["state-1:/var/lib/ps"]',
+        fault='volumes: ["state-0:/var/lib/ps"]',
+        tests=("tests/deploy/test_compose.py::test_it_has_no_fault_and_all_are_there",),
+    ),
+    Mutant(
         name="a shard with another count waits for ever",
         file=FOLLOWER,
         text="                self._on_misplaced(named)\n",

@@ -240,6 +240,13 @@ MUTANTS = (
         tests=(f"{CHANNEL}::test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged",),
     ),
     Mutant(
+        name="groups: the thread keeps the tensors of its latest call",
+        file="ps_worker/group/channel.py",
+        text="            del todo, call  #",
+        fault="            pass  #",
+        tests=(f"{CHANNEL}::test_what_has_been_sent_and_received_is_not_kept",),
+    ),
+    Mutant(
         name="groups: models of ranks are not compared",
         file="ps_worker/job/relayed_seat.py",
         text="                    check_same(spec, theirs)\n",
@@ -275,5 +282,35 @@ MUTANTS = (
         text="                    cut(wires, self.ranks)\n",
         fault="                    pass\n",
         tests=(f"{UNIT}/test_group.py",),
+    ),
+    Mutant(
+        name="groups: every rank of a host sends the host's sum",
+        file="ps_worker/group/gradient_reduce.py",
+        text="not in near and acting(near, it.index) == self._rank\n",
+        fault="not in near\n",
+        tests=(
+            f"{REDUCE}::test_on_several_hosts_each_sums_by_itself_and_owners_add_the_sums_in_the_order_of_hosts",
+        ),
+    ),
+    Mutant(
+        name="groups: weights go to each rank of a host over the link",
+        file="ps_worker/group/hosts.py",
+        text="            if owner in ranks or len(there) < 2:\n",
+        fault="            if True:\n",
+        tests=(f"{UNIT}/test_hosts.py",),
+    ),
+    Mutant(
+        name="groups: with certificates ranks on several hosts send in the clear",
+        file="ps_worker/settings.py",
+        text="        if self.tls_dir is None or self.insecure_group:\n",
+        fault="        if True:\n",
+        tests=(RANKS,),
+    ),
+    Mutant(
+        name="groups: ranks of several hosts meet where only one of them is reached",
+        file="ps_worker/group/rendezvous.py",
+        text="            if not host:\n",
+        fault="            if False:\n",
+        tests=(f"{UNIT}/test_rendezvous.py",),
     ),
 )

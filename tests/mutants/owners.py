@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         name="owners: memory of another process with that number is mapped",
         file="ps_worker/group/lent_gradients.py",
-        text='        if [found.st_dev, found.st_ino] != offer.get("memory"):\n',
+        text='        if [kernel(), found.st_dev, found.st_ino] != offer.get("memory"):\n',
         fault="        if False:\n",
         tests=(f"{LENT}::test_a_descriptor_that_means_other_memory_is_not_mapped",),
     ),

@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         name="folder: half a run leaves its records to the next attempt",
         file=f"{COMPARE}/folder.py",
-        text="            shutil.rmtree(self.records)\n        self.records.mkdir(parents=True)",
-        fault="            pass\n        self.records.mkdir(parents=True, exist_ok=True)",
+        text="                shutil.rmtree(self.records)\n            self.records.mkdir(parents=True)",
+        fault="                pass\n            self.records.mkdir(parents=True, exist_ok=True)",
         tests=(f"{COMPARE_TESTS}/test_folder.py::test_a_run_that_has_ended_is_not_repeated",),
     ),
     Mutant(

@@ -60,6 +60,7 @@ class World:
         steps: of each worker.
         compute_s: of a step without stragglers.
         best_lr: at which the loss falls fastest.
+        samples: of a batch; 0: the script takes them from elsewhere.
         loss: whether the script logs one; `nan_from`: from which step on it is none.
         evaluates: whether accuracy is evaluated on the way.
         faults: that happened, as (kind, worker, seconds).
@@ -71,6 +72,7 @@ class World:
     steps: int = 60
     compute_s: float = 0.02
     best_lr: float = 0.001
+    samples: int = 16
     loss: bool = True
     nan_from: int | None = None
     evaluates: bool = True
@@ -143,7 +145,7 @@ def simulated(run: Run, world: World) -> list[list[StepRecord]]:
     begun = [0.0] * run.workers
     read = [0] * run.workers
     waiting: dict[int, tuple[float, int, int, int]] = {}  # worker: pushed at, version read, applied, gap
-    version = samples = 0
+    version = 0
     events = [(times[worker][0], worker) for worker in range(run.workers)]
     heapq.heapify(events)
     while events:
@@ -160,7 +162,6 @@ def simulated(run: Run, world: World) -> list[list[StepRecord]]:
             pushed, version_read, version_applied, its_gap = waiting.pop(other)
             step = clocks[other] - 1
             end = now + 0.004
-            samples += 16
             updates = step if synchronous else version
             value = _loss(run, world, updates * (1.0 if not synchronous else run.workers), step, noise)
             baseline = run.model in BASELINES
@@ -180,7 +181,7 @@ def simulated(run: Run, world: World) -> list[list[StepRecord]]:
                     pull_s=0.003 + (now - pushed) * baseline,
                     bytes_up=400_000,
                     bytes_down=400_000,
-                    samples=16,
+                    samples=world.samples,
                     loss=value if world.loss else None,
                     metrics=world.extra,
                 )

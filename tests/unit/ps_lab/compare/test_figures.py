@@ -58,3 +58,14 @@ def test_a_mean_of_runs_does_not_change_when_one_of_them_ends(tmp_path: Path):
     values = mean.get_ydata()
     assert values[-1] < 0.7 * values[0]
     assert (values[1:] < 1.3 * values[:-1]).all()
+
+
+def test_every_panel_has_the_numbers_of_its_axis(tmp_path: Path):
+    """Four profiles stand in two rows: the first three share their axis with what may not be below them."""
+    more = '[[profiles]]\nname = "third"\n[[profiles]]\nname = "fourth"\n'
+    text = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]") + more
+    comparison = Comparison.read(made_folder(tmp_path / "out", text))
+    found = {one.name: one.figure for one in pictures(comparison)}
+    for name in ("time-to-target", "time-split"):
+        shown = [panel.xaxis.get_tick_params()["labelbottom"] for panel in found[name].axes]
+        assert shown == [True] * 4

@@ -1,7 +1,9 @@
 """The folder of a comparison: it belongs to one experiment, and no run that has ended is done again."""
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from ps_lab.compare.outcome import (
     decode,
     encode,
 )
+from ps_lab.errors import OutputFailed
 from ps_lab.experiments.experiment import parse
 from ps_wire.errors import UsageError
 
@@ -163,3 +166,21 @@ def test_who_may_read_other_files_here_may_read_those_of_a_comparison(tmp_path: 
     other = tmp_path / "other"
     other.write_text("")
     assert (folder.path / "experiment.json").stat().st_mode == other.stat().st_mode
+
+
+def test_a_result_that_finds_no_room_is_none_and_the_run_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = made(tmp_path)
+    run = folder.runs[0]
+    run.begin(facts_of(tmp_path))
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputFailed, match=r"result\.json cannot be written: No space left on device"):
+        run.end(OUTCOME)
+    assert run.outcome() is None
+    assert run in folder.missing()
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.json", "records"]

@@ -138,6 +138,10 @@ def no_loss(run, world: World) -> None:
     world.loss = False
 
 
+def no_samples(run, world: World) -> None:
+    world.samples = 0
+
+
 def no_records(run, world: World) -> None:
     world.records = False
 
@@ -168,6 +172,7 @@ AWKWARD = {
     ),
     "no run": (FEW, no_change, lambda run: False),
     "no loss": (FEW, no_loss, lambda run: True),
+    "no samples": (FEW, no_samples, lambda run: True),
     "no records": (FEW, no_records, lambda run: True),
     "all diverged": (FEW, all_diverge, lambda run: True),
     "diverged at once": (FEW, diverge_at_once, lambda run: True),
@@ -210,6 +215,10 @@ def test_a_report_is_made_of_whatever_there_is(tmp_path: Path, name: str, monkey
     reached = [row for row in rows if row["to target (s)"] and row["ended"] == "finished"]
     assert ("time-to-target" in drawn) == bool(reached)
     assert report.complete == (name not in {"one run", "no run", "crashes"})
+    counted = name not in {"no run", "no records", "no samples"}
+    assert ("Samples are not known" in page.text) == (name == "no samples")
+    if any(figure.startswith("loss") for figure in drawn):
+        assert ("<!-- samples -->" in (out / "figures" / "loss-quiet.svg").read_text()) == counted
     if name == "no loss":
         assert not any(figure.startswith("loss") for figure in drawn)
     if name in {"all diverged", "diverged at once"}:

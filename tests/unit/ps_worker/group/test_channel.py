@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+
+import numpy as np
 import pytest
 import torch
 
@@ -142,6 +145,19 @@ def test_tensors_cross_each_other_and_arrive_in_the_order_in_which_they_are_sent
     for rank, parts in enumerate(found):
         wanted = [10.0 * other + part for other in range(3) if other != rank for part in range(2)]
         assert [float(it[0]) for it in parts] == wanted
+
+
+def test_what_has_been_sent_and_received_is_not_kept() -> None:
+    """Of tied weights it is as large as an embedding, and the next exchange of tensors may be far off."""
+
+    def script(rank: int) -> weakref.ref[object]:
+        memory = [np.zeros(4, dtype=np.float32) for _ in range(2)]
+        mine, theirs = map(torch.from_numpy, memory)
+        group.channels[rank].swap([(1 - rank, mine)], [(1 - rank, theirs)])
+        return weakref.ref(memory[1])
+
+    with town(2) as group:
+        assert [it() for it in group.run(script)] == [None, None]
 
 
 def test_who_waits_for_something_else_hears_of_the_end_of_the_group_once() -> None:

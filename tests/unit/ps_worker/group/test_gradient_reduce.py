@@ -13,6 +13,7 @@ from ps_wire.errors import GroupBroken, NonFiniteGradient
 from ps_wire.spec.plan import Partition
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
+from ps_worker.group.hosts import Hosts
 from tests.unit.ps_worker.group.wires import Town, town
 
 SIZES = (1001, 64)  # elements of each bucket
@@ -37,7 +38,14 @@ class Table:
         flat: gradients by rank.
     """
 
-    def __init__(self, group: Town, dtype: torch.dtype = torch.float32, *, lent: bool = False) -> None:
+    def __init__(
+        self,
+        group: Town,
+        dtype: torch.dtype = torch.float32,
+        *,
+        lent: bool = False,
+        hosts: Hosts | None = None,
+    ) -> None:
         ranks = range(len(group.channels))
         self.flat = [gradients(rank, dtype) for rank in ranks]
         self.kept = [[it.clone() for it in mine] for mine in self.flat]
@@ -51,10 +59,16 @@ class Table:
                 self.flat[rank],
                 PARTITIONS,
                 PIECES,
-                self.flat if lent else None,
+                self.lent_to(rank, hosts) if lent else None,
+                hosts=hosts,
             )
             for rank in ranks
         ]
+
+    def lent_to(self, rank: int, hosts: Hosts | None) -> list[Any]:
+        """The gradients of the others, of those on other hosts nothing."""
+        near = range(len(self.flat)) if hosts is None else hosts.near(rank)
+        return [flat if other in near else () for other, flat in enumerate(self.flat)]
 
     def push(self, rank: int, *, step: int = 0, hyper: int = 1, present: Sequence[Any] = ALL) -> list[Any]:
         reduce = self.reduces[rank]
@@ -137,6 +151,30 @@ def test_a_rank_without_a_gradient_is_left_out_of_the_mean(idle: int, lent: bool
 
     assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
     assert pushed(found) == EVERY
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("idle", [None, 0, 2])
+@pytest.mark.parametrize("machines", ["abb", "aabbb", "abab"])
+def test_on_several_hosts_each_sums_by_itself_and_owners_add_the_sums_in_the_order_of_hosts(
+    machines: str, idle: int | None, dtype: torch.dtype
+) -> None:
+    hosts = Hosts(machines)
+    with town(len(machines)) as group:
+        table = Table(group, dtype, lent=True, hosts=hosts)
+
+        found = group.run(lambda rank: table.reduces[rank].abstain(0) if rank == idle else table.push(rank))
+
+    there = [[rank for rank in ranks if rank != idle] for ranks in hosts.ranks]
+    for bucket, got in enumerate(table.reduced()):
+        sums = []
+        for ranks in filter(None, there):
+            parts = [gradients(rank, dtype)[bucket].float() for rank in ranks]
+            sums.append(sum(parts[1:], start=parts[0]))
+        wanted = sum(sums[1:], start=sums[0]) / sum(map(len, there))
+        assert torch.equal(got, wanted.to(dtype))
+    assert pushed(found) == EVERY
+    assert all(line.empty() for line in group.lines.values()), "what was sent was received"
 
 
 def test_who_reads_gradients_where_they_lie_writes_its_own_alone() -> None:

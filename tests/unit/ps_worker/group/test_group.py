@@ -39,7 +39,7 @@ def test_ranks_that_take_longer_than_a_lease_to_connect_are_not_silent(monkeypat
 
     group = Group(
         Ranks(rank=0, size=1),
-        Met(hosts=("here",), store=store),
+        Met(hosts=("here",), machines=("m",), store=store),
         lease_s=LEASE_S,
         reduce="auto",
         asked=lambda: False,
@@ -87,7 +87,7 @@ def test_who_leaves_a_broken_group_leaves_no_thread_in_a_call_that_waits_for_ano
     def form(rank: int) -> Group:
         return Group(
             Ranks(rank=rank, size=2),
-            Met(hosts=("here", "here"), store=store),
+            Met(hosts=("here", "here"), machines=("m", "m"), store=store),
             lease_s=LIMIT_S,
             reduce="gloo",
             asked=lambda: False,

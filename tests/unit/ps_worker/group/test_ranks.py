@@ -82,6 +82,17 @@ def test_what_does_not_fit_is_refused_with_its_variable(environment: dict[str, s
         settings.read(environment)
 
 
+@pytest.mark.parametrize("switch", ["", "0", "1", "true"])
+def test_with_certificates_ranks_are_on_one_host_unless_a_person_permits_what_is_not_encrypted(
+    switch: str,
+) -> None:
+    given = {**SERVED, **torchrun(0, 2), "PS_INSECURE_GROUP": switch}
+
+    assert settings.read(given).one_host == ""
+    said = settings.read({**given, "PS_TLS_DIR": "/certificates"}).one_host
+    assert ("--insecure-group" in said) == (switch in ("", "0"))
+
+
 def test_a_reader_is_in_no_group() -> None:
     assert settings.read({**SERVED, "PS_ROLE": "reader"}).ranks == ALONE
 

@@ -42,6 +42,7 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
     right = {
         "width": 4,
         "batch": 8,
+        "dtype": torch.float32,
         "microbatches": 4,
         "stages": len(asked),
         "cuts": None,
@@ -54,11 +55,12 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
 
         def make(rank: int) -> object:
             mine, model, place = every[rank], models[rank], Place(group.channels[rank])
-            example = torch.zeros(mine.pop("batch"), 4)
+            example = torch.zeros(mine.pop("batch"), 4, dtype=mine.pop("dtype"))
             shared = {"microbatches": mine.pop("microbatches"), "schedule": mine.pop("schedule")}
             cut = {"stages": mine.pop("stages"), "names": mine.pop("cuts"), "by": "parameters"}
             cuts = cuts_of(blocks[rank], place, model, example=example, **cut, **shared)  # type: ignore[arg-type]
-            options = {"checkpoint": "never", "example": example, **shared, **mine}
+            asked = {"asked_stages": cut["stages"], "asked_cuts": cut["names"]}
+            options = {"checkpoint": "never", "example": example, **asked, **shared, **mine}
             return Pipeline(model, blocks[rank], place, cuts=cuts, **options)  # type: ignore[arg-type]
 
         return group.run(make)
@@ -74,6 +76,7 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
         ({"cuts": ["3", "1"], "stages": 3}, "stages follow each other as blocks do"),
         ({"cuts": ["nine"]}, "no block is named 'nine'"),
         ({"width": 5}, r"stage 0 does not run with the example \(float32\[2, 4\]"),
+        ({"dtype": torch.int64}, r"stage 0 does not run with the example \(int64\[2, 4\].*int64"),
     ],
 )
 def test_what_no_pipeline_can_do_is_refused_on_all_stages(asked: dict[str, Any], said: str) -> None:
@@ -88,6 +91,9 @@ def test_what_no_pipeline_can_do_is_refused_on_all_stages(asked: dict[str, Any],
     [
         ({"width": 6}, "the parameters of the model"),
         ({"schedule": "gpipe"}, "schedule"),
+        ({"cuts": ["1"]}, "cuts"),
+        ({"stages": 4}, "the number of stages"),
+        ({"checkpoint": "always"}, "checkpoint"),
         ({"microbatches": 2}, "microbatches"),
         ({"batch": 16}, "example"),
     ],

@@ -1,0 +1,46 @@
+"""Ranks that meet on several hosts, where the coordinator is one of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ps_wire.errors import UsageError
+from ps_wire.process.ranks import Ranks
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.group.rendezvous import Rendezvous
+
+
+class Apart:
+    """A coordinator of two ranks on two hosts; rank 0 is reached at what it has said."""
+
+    def Meet(self, request: Any, timeout: float) -> pb.MeetReply:  # noqa: N802 - the call's name
+        return pb.MeetReply(complete=True, hosts=["one", "two"], machines=["1", "2"], address=request.address)
+
+
+def meet(towards: str, refused: str) -> None:
+    coordinator: Any = Apart()
+    Rendezvous(
+        coordinator,
+        Ranks(rank=0, size=2),
+        job="j",
+        worker=0,
+        limit_s=1.0,
+        say=lambda _: None,
+        towards=towards,
+        refused=refused,
+    ).meet()
+
+
+def test_where_ranks_may_not_be_on_several_hosts_they_are_named_with_the_reason() -> None:
+    with pytest.raises(UsageError, match=r"\(rank 0 on one, rank 1 on two\): nothing leaves a host"):
+        meet("192.0.2.1:5001", "nothing leaves a host")
+
+
+@pytest.mark.parametrize("towards", ["127.0.0.1:5001", "[::1]:5001", ""])
+def test_who_leads_ranks_on_several_hosts_is_reached_by_an_ipv4_address_that_is_not_loopback(
+    towards: str,
+) -> None:
+    with pytest.raises(UsageError, match="name the servers there, too, by IPv4 addresses"):
+        meet(towards, "")
