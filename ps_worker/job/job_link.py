@@ -381,6 +381,9 @@ class JobLink:
                     exchange.sharing.check_written()
                 for exchange in () if alone else self.exchanges:
                     exchange.sharing.own()
+                if not list(self.exchanges):  # shards forget a job that has no table
+                    for connection in self.presence.connections:
+                        connection.quiet()
                 if not self.ended:
                     self.presence.membership.finish(self.side.pack_final)
                 break

@@ -13,6 +13,10 @@ RESUMPTION = "tests/unit/ps_worker/job/test_resumption.py"
 NOTING = "tests/unit/ps_worker/membership/test_noting.py"
 POSITION = "ps_worker/data/position.py"
 WAITING = "tests/component/connections/test_waiting.py"
+FAREWELL = "tests/unit/ps_worker/process/test_farewell.py"
+HURRIED = "tests/component/members/test_hurried.py"
+HURRIED_ENDS = "tests/faults/test_hurried_ends.py"
+UNTRAINED = "tests/component/members/test_untrained.py"
 BEHIND = "tests/unit/ps_worker/data/test_position.py"
 
 MUTANTS = (
@@ -201,5 +205,50 @@ MUTANTS = (
         text="        except ServerUnreachable:\n            return True\n        except PsError:  # it",
         fault="        except PsError:\n            return True\n        except OSError:  # it",
         tests=(f"{WAITING}::test_a_shard_whose_process_does_not_answer_is_lost_though_its_connection_stays",),
+    ),
+    Mutant(
+        name="again: after Ctrl-C servers that do not answer are waited for",
+        file="ps_worker/job/presence.py",
+        text="        return Farewell(LOST_LIMIT_S if is_any_lost(self.connections, ANSWER_LIMIT_S) else None)\n",
+        fault="        return Farewell()\n",
+        tests=(
+            f"{HURRIED}::test_after_ctrl_c_nothing_is_waited_for_long_that_does_not_come",
+            f"{HURRIED_ENDS}::test_ctrl_c_ends_a_worker_though_its_servers_do_not_answer",
+        ),
+    ),
+    Mutant(
+        name="again: after Ctrl-C calls that are under way are waited for",
+        file="ps_worker/transport/connection.py",
+        text="        self._thread.join(farewell.left_s(drain_s))\n        if self._watcher",
+        fault="        self._thread.join(drain_s)\n        if self._watcher",
+        tests=(f"{HURRIED}::test_after_ctrl_c_nothing_is_waited_for_long_that_does_not_come",),
+    ),
+    Mutant(
+        name="again: after Ctrl-C the word of a coordinator that is gone is waited for",
+        file="ps_worker/membership/membership.py",
+        text="farewell.left_s(LEAVE_LIMIT_S)\n            )\n        self._stream.close()\n",
+        fault="LEAVE_LIMIT_S\n            )\n        self._stream.close()\n",
+        tests=(f"{HURRIED}::test_after_ctrl_c_nothing_is_waited_for_long_that_does_not_come",),
+    ),
+    Mutant(
+        name="again: after Ctrl-C at the end of a script without a block servers are waited for",
+        file="ps_worker/worker.py",
+        text="hurried=self._interrupted or stopping.interrupted())\n",
+        fault="hurried=self._interrupted)\n",
+        tests=(f"{HURRIED}::test_after_ctrl_c_nothing_is_waited_for_long_that_does_not_come",),
+    ),
+    Mutant(
+        name="again: each wait of a worker that leaves in a hurry has the time of all",
+        file="ps_worker/process/farewell.py",
+        text="        return min(limit_s, max(self._until_s - self._clock(), 0.0))\n",
+        fault="        return min(limit_s, 0.05)\n",
+        tests=(f"{FAREWELL}::test_all_waits_together_take_no_longer_than_they_may",),
+    ),
+    Mutant(
+        name="again: the end of a job without a table is said to be a broken connection",
+        file="ps_worker/job/job_link.py",
+        text="                        connection.quiet()\n",
+        fault="                        pass\n",
+        tests=(f"{UNTRAINED}::test_the_end_of_a_job_without_a_table_is_not_said_to_be_a_broken_connection",),
     ),
 )

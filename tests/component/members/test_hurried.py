@@ -53,8 +53,11 @@ def test_after_ctrl_c_nothing_is_waited_for_long_that_does_not_come(
     """In the middle of a step, whose pushes are not acknowledged and whose weights are not here."""
     monkeypatch.setattr(in_flight, "REPORT_WAIT_S", 0.1)
 
+    killed: list[int] = []
+
     def presses(_text: str, _workers: str) -> None:
-        raise KeyboardInterrupt
+        if killed:  # else a first step is slow
+            raise KeyboardInterrupt
 
     worker = ps.connect(servers=durable.servers, job=fresh_name())
     model = torch.nn.Linear(64, 64)
@@ -68,6 +71,7 @@ def test_after_ctrl_c_nothing_is_waited_for_long_that_does_not_come(
                 if step == 1:
                     for shard in dead:
                         durable.kill(shard)
+                        killed.append(shard)
                 optimizer.step()
         waits = Waits(monkeypatch)
         if block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from ps_wire.errors import ServerUnreachable
 from ps_worker import steps
 from ps_worker.transport.server_check import check_servers
 from tests.component.service import fresh_name, together
-from tests.until import LIMIT_S
+from tests.inside import link_of
+from tests.until import LIMIT_S, until
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -43,6 +45,29 @@ def test_a_script_that_trains_beside_the_servers_is_told_so_once(
     (text,) = warned(caplog)
     assert ("no step on the servers" if wraps else "optimizer = worker.wrap(optimizer, model) first") in text
     assert said_at == (steps.MANY_BATCHES if batches == 100 and not wraps else 0)
+
+
+def test_the_end_of_a_job_without_a_table_is_not_said_to_be_a_broken_connection(
+    one_shard: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """The shard forgets a job that has nothing there, and ends its stream."""
+    ended = threading.Event()
+    with (
+        caplog.at_level("INFO", "ps_worker"),
+        ps.connect(servers=one_shard.servers, job=fresh_name()) as worker,
+    ):
+        (connection,) = link_of(worker).presence.connections
+        say = connection._say_broken
+
+        def says() -> None:
+            say()
+            ended.set()
+
+        monkeypatch.setattr(connection, "_say_broken", says)
+        until(lambda: connection._outbox is not None, "it is connected")
+        worker.finish()
+        assert ended.wait(LIMIT_S)
+    assert not any("broke" in text for text in caplog.messages)
 
 
 def test_a_script_that_makes_a_step_or_has_no_data_is_not_warned(
