@@ -115,9 +115,10 @@ class MemberStreams:
         finally:
             reading.cancel()
             mailbox.detach(stream)
-            if member.lease_s == 0 and not self._closed:  # nothing else says that it is gone
+            over = mailbox.over  # the last word has been said: this end of the stream may be how it was heard
+            if (over or member.lease_s == 0) and not self._closed:  # nothing else says that it is gone
                 self._gone(runner, member)
-            if (mailbox.over or not member.present) and not self._closed:
+            if (over or not member.present) and not self._closed:
                 runner.close(member)
 
     async def _begin(

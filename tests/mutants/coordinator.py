@@ -29,7 +29,24 @@ ROLLED_BACK = "tests/unit/ps_server/coordinator/test_rolled_back.py"
 SHARING = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 BACKUPS = "tests/unit/ps_server/shard/table/test_backup_tables.py"
 
+LEAVING = "tests/component/members/test_leave.py"
+OF_REFUSED = (f"{LEAVING}::test_a_worker_whose_stream_ends_as_it_hears_that_it_is_refused_is_out",)
+
 MUTANTS = (
+    Mutant(
+        name="streams: who goes as it hears its refusal holds its number for ever",
+        file="ps_server/coordinator/member_streams.py",
+        text="            if (over or member.lease_s == 0) and not self._closed:",
+        fault="            if member.lease_s == 0 and not self._closed:",
+        tests=OF_REFUSED,
+    ),
+    Mutant(
+        name="streams: a refusal with a notice behind it is no last word",
+        file=MAILBOX,
+        text='any(reply.WhichOneof("kind") in LAST_WORDS for reply in self._kept)',
+        fault='bool(self._kept) and self._kept[-1].WhichOneof("kind") in LAST_WORDS',
+        tests=OF_REFUSED,
+    ),
     Mutant(
         name="roster: a number beyond the job is given",
         file=ROSTER,

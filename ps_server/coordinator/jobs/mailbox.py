@@ -55,8 +55,8 @@ class Mailbox:
     @property
     def over(self) -> bool:
         """Whether the last word has been said, and no stream is there to bring it."""
-        last = self._kept[-1].WhichOneof("kind") if self._kept else None
-        return self._stream is None and last in LAST_WORDS
+        said = any(reply.WhichOneof("kind") in LAST_WORDS for reply in self._kept)  # others may follow it
+        return self._stream is None and said
 
     def put(self, reply: pb.MemberReply) -> None:
         """Says something, now or on the next stream."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import ps_worker as ps
 from ps_server.coordinator.jobs.job import MAX_REFUSED
 from ps_wire.errors import JobMismatch, ProtocolMismatch, TableMismatch, WorkerNumberTaken
 from ps_wire.frames.frame import PROTOCOL
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1 import spec_pb2
 from ps_worker.membership import membership
 from ps_worker.process.exit_reason import MAX_CHARACTERS, reason_of
 from tests.component.interrupting import interrupted_at
@@ -171,6 +175,31 @@ def test_a_refused_worker_is_told_to_those_who_wait_for_it_and_not_for_ever(one_
                 join(worker=1, num_workers=3)
     told = [line for line in caplog.text.splitlines() if ") was refused: " in line]
     assert 2 <= len(told) <= MAX_REFUSED
+
+
+def test_a_worker_whose_stream_ends_as_it_hears_that_it_is_refused_is_out(
+    one_shard: Cluster, loop_thread: LoopThread
+):
+    """Its number is free again; before, it was held by nobody for ever, and nobody could take it."""
+    job = fresh_name()
+    wanted = spec_pb2.Job(name=job, consistency="bsp", num_workers=1, nonfinite="error")
+    join = pb.Join(protocol=PROTOCOL, job=wanted, worker=0, host="h", pid=1, lease_s=LIMIT_S)
+
+    async def messages() -> AsyncIterator[pb.MemberRequest]:
+        yield pb.MemberRequest(join=join)
+        yield pb.MemberRequest(number=1, make_table=pb.MakeTable(table=spec_pb2.Table(number=0)))
+        await asyncio.Event().wait()
+
+    async def refused() -> None:
+        stream = one_shard.coordinator._members.serve(messages())
+        async for reply in stream:
+            if reply.WhichOneof("kind") == "refused":
+                break
+        await stream.aclose()  # as gRPC does where the other end has gone
+
+    loop_thread.start(refused()).result(LIMIT_S)
+    with ps.connect(servers=one_shard.servers, job=job, num_workers=1, worker=0) as worker:
+        worker.table({"w": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0))
 
 
 def test_a_worker_that_is_refused_for_its_model_is_told_to_those_who_wait_for_it(one_shard, caplog):
