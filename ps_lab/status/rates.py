@@ -16,7 +16,7 @@ class Rates:
         self._asked: set[object] = set()
 
     def rate(self, key: object, value: float, now_s: float) -> float | None:
-        """How fast it grows; None until there are two looks, or where it began anew."""
+        """How fast it grows; None until that is known: workers may not have reported since it began."""
         seen = self._seen.setdefault(key, deque())
         self._asked.add(key)
         if seen and value < seen[-1][1]:
@@ -25,6 +25,8 @@ class Rates:
         while len(seen) > 2 and now_s - seen[1][0] >= WINDOW_S:
             seen.popleft()
         (first_s, first), (last_s, last) = seen[0], seen[-1]
+        if last == first and last_s - first_s < WINDOW_S:
+            return None
         return (last - first) / (last_s - first_s) if last_s > first_s else None
 
     def forget_others(self) -> None:

@@ -125,6 +125,13 @@ MUTANTS = (
         tests=(f"{TOP}/test_live.py::test_servers_that_are_away_are_waited_for_and_the_last_figures_stay",),
     ),
     Mutant(
+        name="rates: between two reports of a worker it does nothing",
+        file="ps_lab/status/rates.py",
+        text="        if last == first and last_s - first_s < WINDOW_S:\n            return None\n",
+        fault="",
+        tests=("tests/unit/ps_lab/status/test_rates.py",),
+    ),
+    Mutant(
         name="top: staleness is that since the job began",
         file="ps_lab/top/view.py",
         text="        new.subtract(self._taus.get(job.name, {}))\n",

@@ -14,3 +14,14 @@ def test_rates_are_of_the_last_seconds_and_forget_who_has_gone():
     rates.forget_others()
     rates.forget_others()
     assert not rates._seen
+
+
+def test_what_has_not_grown_yet_has_no_rate_until_it_had_the_time_to() -> None:
+    """Workers report every two seconds: between two of them it is not 0."""
+    rates = Rates()
+    assert rates.rate("a", 100.0, 0.0) is None
+    assert rates.rate("a", 100.0, 0.5) is None
+    assert rates.rate("a", 200.0, 1.0) == 100.0
+    still = Rates()
+    found = [still.rate("a", 100.0, second) for second in (0.0, WINDOW_S / 2, WINDOW_S)]
+    assert found == [None, None, 0.0]
