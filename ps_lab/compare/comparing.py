@@ -139,7 +139,7 @@ class _Comparing:
 
 
 def time_left_s(mean_s: float, runs: int, going_s: float) -> float:
-    """Of so many runs, the first of which has been going on for a while; one that takes long ends at any moment."""
+    """Of so many runs, the first of which is going on; one that takes long ends at any moment."""
     return mean_s * (runs - 1) + max(mean_s - going_s, 0.0)
 
 
