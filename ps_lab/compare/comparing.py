@@ -62,12 +62,14 @@ def compare(folder: Folder, scripts: Path, choice: Choice, console: Console) -> 
         console: shows progress, and a line per run.
 
     Raises:
-        UsageError: the experiment asks for what cannot be run here, or another process adds runs.
+        UsageError: the experiment asks for what cannot be run here, its runs were simulated, or another
+            process adds runs.
         Interrupted: a signal came; what had ended is kept.
         RunsFailed: some runs failed; the others are done.
     """
     check(folder.experiment)
     check_only(folder.experiment, choice.only)
+    folder.check_kind(simulated=False)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with signals_into(events), folder.held(), Display(console) as display:
         missing = [one for one in folder.missing() if choice.only in ("", one.run.model)]

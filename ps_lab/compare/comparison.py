@@ -157,7 +157,7 @@ class Comparison:
     @property
     def simulated(self) -> bool:
         """The runs are those of a simulation."""
-        return any("simulated" in data.facts.versions for data in self.runs if data.facts is not None)
+        return any(data.facts.simulated for data in self.runs if data.facts is not None)
 
     @property
     def workers(self) -> int:
@@ -167,12 +167,14 @@ class Comparison:
     def _entry(self, model: str, profile: str, workers: int) -> Entry:
         rates = self.experiment.learning_rates
         arms = tuple(self._arm(model, profile, workers, lr) for lr in rates.of(model))
+        seeds = [frozenset(arm.seeds) for arm in arms if arm.figures]
+        shared = frozenset.intersection(*seeds) if seeds else frozenset()
         return Entry(
             model=model,
             profile=profile,
             workers=workers,
             arms=tuple(sorted(arms, key=lambda arm: arm.lr or 0.0)),
-            best=min(arms, key=self._rank),
+            best=min(arms, key=lambda arm: self._rank(arm, shared)),
             common=next((arm for arm in arms if rates.common is not None and arm.lr == rates.common), None),
         )
 
@@ -188,10 +190,14 @@ class Comparison:
             missing=self._planned[key] - len(figures),
         )
 
-    def _rank(self, arm: Arm) -> tuple[float, ...]:
-        """The smaller, the better: most seeds that reached the target, then soonest; then quality."""
-        quality = [-value if self.larger_is_better else value for value in arm.quality.values()]
-        logs = [math.log(max(value, 1e-9)) for value in arm.target_s.values()]
+    def _rank(self, arm: Arm, seeds: frozenset[int]) -> tuple[float, ...]:
+        """The smaller, the better: most of these seeds that reached the target, then soonest; then quality.
+
+        The seeds are those that all rates have: one that has been tried with more is no better for it.
+        """
+        sign = -1.0 if self.larger_is_better else 1.0
+        quality = [sign * value for seed, value in arm.quality.items() if seed in seeds]
+        logs = [math.log(max(value, 1e-9)) for seed, value in arm.target_s.items() if seed in seeds]
         return (
             -len(logs),
             math.fsum(logs) / len(logs) if logs else math.inf,

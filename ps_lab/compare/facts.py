@@ -42,6 +42,11 @@ class Facts:
     changed: bool = False
     script_sha256: str = ""
 
+    @property
+    def simulated(self) -> bool:
+        """The run was one in virtual time."""
+        return "simulated" in self.versions
+
     def to_json(self) -> dict[str, Any]:
         """As `config.json` has it."""
         return asdict(self)

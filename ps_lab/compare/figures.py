@@ -275,7 +275,11 @@ def _targets(comparison: Comparison) -> Iterator[Picture]:
         title=f"Time to {target}",
         caption=f"{_setting(comparison)}, each model at its best learning rate: geometric mean over seeds, "
         "with "
-        + ("its 95 % interval" if many else "the range of the seeds (too few for an interval)")
+        + (
+            "its 95 % interval (the range of the seeds where fewer than five reached it)"
+            if many
+            else "the range of the seeds (too few for an interval)"
+        )
         + "; small dots are seeds. Where not all seeds reached it, the mean is of those that did.",
         figure=figure,
     )
@@ -360,11 +364,11 @@ def _splits(comparison: Comparison) -> Iterator[Picture]:
     for panel, profile in zip(panels, profiles, strict=True):
         for place, model in enumerate(models):
             best = comparison.entries[model, profile, comparison.workers].best
-            steps = sum(one.time_s.size for one in best.figures)
+            steps = sum(one.time_s.size for one in best.good)
             left = 0.0
             for part in PARTS:
                 if steps:
-                    width = 1000 * sum(one.time_split()[part] for one in best.figures) / steps
+                    width = 1000 * sum(one.time_split()[part] for one in best.good) / steps
                     label = part if width > 0.005 * (left + width) else None
                     panel.barh(place, width, left=left, height=0.6, color=PART_COLOURS[part], label=label)
                     left += width
@@ -748,7 +752,9 @@ def _setting(comparison: Comparison) -> str:
 
 
 def _interval(comparison: Comparison) -> str:
-    return "95 % intervals" if len(comparison.experiment.seeds) >= LEAST_SEEDS else "the range of the seeds"
+    if len(comparison.experiment.seeds) < LEAST_SEEDS:
+        return "the range of the seeds"
+    return "95 % intervals (the range of the seeds where fewer than five have a value)"
 
 
 def _file(name: str) -> str:

@@ -173,7 +173,8 @@ class Folder:
                 )
             return cls(path, experiment)
         make_folder(path)
-        if any(entry.name != "lock" for entry in path.iterdir()):
+        left = ("lock", f".{EXPERIMENT}.")  # by somebody who was killed before the experiment was written
+        if not all(entry.name.startswith(left) for entry in path.iterdir()):
             raise UsageError(f"{path} has other files: take a new folder", folder=str(path))
         write_json(
             path / EXPERIMENT,
@@ -199,6 +200,25 @@ class Folder:
             except BlockingIOError:
                 raise UsageError(f"another process adds runs to {self.path}", folder=str(self.path)) from None
             yield
+
+    def check_kind(self, *, simulated: bool) -> None:
+        """Refuses to add runs beside those of the other kind: a report would take both for one.
+
+        Args:
+            simulated: the runs that are to be added.
+
+        Raises:
+            UsageError: a run has ended that is measured, where these are simulated, or the other way round.
+        """
+        kinds = {True: "simulated", False: "measured"}
+        for one in self.runs:
+            facts = one.facts() if (one.path / RESULT).exists() else None
+            if facts is not None and facts.simulated != simulated:
+                raise UsageError(
+                    f"{self.path} has {kinds[not simulated]} runs, to which no {kinds[simulated]} ones are "
+                    "added. Take another folder",
+                    folder=str(self.path),
+                )
 
     def missing(self) -> tuple[RunFolder, ...]:
         """Runs without a result, in their order."""

@@ -23,7 +23,7 @@ def _simulated(comparison: Comparison) -> Iterator[str]:
     origins = dict.fromkeys(
         facts.versions["simulated"]
         for data in comparison.runs
-        if (facts := data.facts) is not None and "simulated" in facts.versions
+        if (facts := data.facts) is not None and facts.simulated
     )
     for origin in origins:
         yield (
@@ -63,10 +63,12 @@ def _failed(comparison: Comparison) -> Iterator[str]:
 
 
 def _seeds(comparison: Comparison) -> Iterator[str]:
-    count = len(comparison.experiment.seeds)
+    planned = comparison.experiment.seeds
+    count = len({one.data.run.seed for one in comparison.figures} or planned)
     if count < LEAST_SEEDS:
         yield (
-            f"There {'is 1 seed' if count == 1 else f'are {count} seeds'}: too few to say whether a "
+            f"There {'is 1 seed' if count == 1 else f'are {count} seeds'}"
+            f"{' by now' if count < len(planned) else ''}: too few to say whether a "
             "difference would be there again. Ratios and their ranges are shown, and nothing is tested (from "
             f"{LEAST_SEEDS} seeds on it is)"
         )
@@ -107,6 +109,13 @@ def _target(comparison: Comparison) -> Iterator[str]:
     if comparison.figures and not any(one.target_s is not None for one in comparison.figures):
         yield f"No run reached {target}: there is no time to it for any model"
         return
+    runs = comparison.figures
+    early = sum(any(at <= 0.0 and target.met(value) for at, value in one.evaluated) for one in runs)
+    if early:
+        yield (
+            f"{target} was met before the first step in {early} of {len(runs)} runs: the time to it says "
+            "nothing of training"
+        )
     short = [
         f"{entry.model} ({entry.profile}, {entry.workers} workers)"
         for entry in comparison.entries.values()
@@ -134,6 +143,23 @@ def _measured(comparison: Comparison) -> Iterator[str]:
         yield (
             f"{comparison.metric} was not evaluated by a reader while runs went on; it is read from: "
             f"{', '.join(ways)}. So a time to the target is no earlier than that"
+        )
+
+
+def _evaluations(comparison: Comparison) -> Iterator[str]:
+    """An evaluation script that fails does not end its run, which would then be judged by something else."""
+    if comparison.experiment.evaluation is None or comparison.simulated:
+        return
+    metric, runs = comparison.metric, comparison.figures
+    silent = sum(
+        not any(metric in point.values for point in one.data.outcome.evaluations)
+        for one in runs
+        if one.data.outcome is not None
+    )
+    if silent:
+        yield (
+            f"The evaluation script said nothing of {metric} in {silent} of {len(runs)} runs: the output.log "
+            "of a run has what it said"
         )
 
 
@@ -186,5 +212,6 @@ _EACH: tuple[Callable[[Comparison], Iterator[str]], ...] = (
     _rates,
     _target,
     _measured,
+    _evaluations,
     _machine,
 )

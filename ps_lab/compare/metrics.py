@@ -139,15 +139,15 @@ class RunFigures:
     @cached_property
     def samples(self) -> int:
         """Trained on, of all workers: without the part of each whose pushes were not applied."""
-        shares = {}
-        for count in () if self.data.outcome is None else self.data.outcome.counts:
-            shares[count.worker] = count.applied / count.received if count.received else 1.0
-        return round(
-            sum(
-                float(one.numbers("samples").sum()) * shares.get(one.header.worker, 1.0)
-                for one in self.recorded
-            )
-        )
+        return round(float(self._samples_by_step.sum()))
+
+    @cached_property
+    def _samples_by_step(self) -> Numbers:
+        """Of each step, in the order in which they ended, the part that was applied of its worker's."""
+        counts = () if self.data.outcome is None else self.data.outcome.counts
+        shares = {count.worker: count.applied / count.received for count in counts if count.received}
+        parts = [one.numbers("samples") * shares.get(one.header.worker, 1.0) for one in self.recorded]
+        return joined(parts)[self._order]
 
     @property
     def samples_per_s(self) -> float | None:
@@ -165,7 +165,7 @@ class RunFigures:
         logged = joined([_logged(one, metric) for one in self.recorded])[self._order] > 0
         return Curve(
             time_s=self.time_s[logged],
-            samples=np.cumsum(self.column("samples"))[logged],
+            samples=np.cumsum(self._samples_by_step)[logged],
             updates=self.updates_by_step[logged],
             values=values[logged],
         )
@@ -183,9 +183,10 @@ class RunFigures:
 
     @property
     def diverged(self) -> bool:
-        """A loss, or a last metric, was no finite number."""
-        last = {} if self.data.outcome is None else self.data.outcome.metrics
-        return self.diverged_s is not None or any(not np.isfinite(value) for value in last.values())
+        """A loss, a last metric, or what the last evaluation said of the metric was no finite number."""
+        logged = {} if self.data.outcome is None else self.data.outcome.metrics
+        last = [*logged.values(), *(value for _, value in self.evaluated[-1:])]
+        return self.diverged_s is not None or not np.isfinite(last).all()
 
     @cached_property
     def evaluated(self) -> tuple[tuple[float, float], ...]:
@@ -225,11 +226,11 @@ class RunFigures:
 
     @cached_property
     def target_s(self) -> float | None:
-        """When the target was reached; None: it was not, or there is none."""
+        """When the target was reached, > 0; None: it was not, or there is none."""
         if self.target is None or self.diverged:
             return None
         if self.evaluated:
-            return next((at for at, value in self.evaluated if self.target.met(value)), None)
+            return next((at for at, value in self.evaluated if at > 0.0 and self.target.met(value)), None)
         if self.smoothed.values.size:
             met = [self.target.met(float(value)) for value in self.smoothed.values]
             return float(self.smoothed.time_s[met.index(True)]) if True in met else None

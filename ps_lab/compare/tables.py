@@ -115,16 +115,16 @@ def splits(comparison: Comparison) -> Table:
     """Each worker's time and contribution, at the model's best learning rate."""
     rows = []
     for entry in comparison.entries.values():
-        for worker in sorted({worker for one in entry.best.figures for worker in one.workers}):
-            mine = [one for one in entry.best.figures if worker in one.workers]
+        for worker in sorted({worker for one in entry.best.good for worker in one.workers}):
+            mine = [one for one in entry.best.good if worker in one.workers]
             seconds = [_mean(one.time_split(worker)[part] for one in mine) for part in PARTS]
             share = _mean(one.contribution(worker) for one in mine)
             rows.append((entry.model, entry.profile, entry.workers, worker, *seconds, 100 * (share or 0.0)))
     return Table(
         name="workers",
         title="Each worker's time",
-        caption="Seconds of a run in each part of a step, means over runs; contribution: its part of all "
-        "pushes that were applied.",
+        caption="Seconds of a run in each part of a step, means over the runs that neither failed nor "
+        "diverged; contribution: its part of all pushes that were applied.",
         columns=(
             *("model", "profile", "workers", "worker"),
             *(f"{part} (s)" for part in PARTS),

@@ -37,7 +37,8 @@ def ordered_factor(straggler: Straggler, num_workers: int, rank: int) -> float |
         case Exponential() if not straggler.workers:
             return 1.0 + straggler.mean * (harmonic(num_workers) - harmonic(num_workers - rank))
         case Constant():
-            slow = sum(worker < num_workers for worker in straggler.workers) or num_workers
+            named = straggler.workers or range(num_workers)
+            slow = sum(worker < num_workers for worker in named)
             return straggler.factor if rank > num_workers - slow else 1.0
         case _:
             return None

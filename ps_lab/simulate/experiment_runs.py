@@ -88,7 +88,11 @@ def simulate(
         defaults: of what it does not say.
         learner: makes what a run trains.
         tell: is told of each run.
+
+    Raises:
+        UsageError: the folder has runs that were measured, or another process adds runs.
     """
+    folder.check_kind(simulated=True)
     facts = gather(script, simulated=f"in virtual time; {defaults.origin}")
     with folder.held():
         for place in folder.missing():

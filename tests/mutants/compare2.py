@@ -183,8 +183,8 @@ MUTANTS = (
     Mutant(
         name="metrics: samples of pushes that were dropped were trained on",
         file="ps_lab/compare/metrics.py",
-        text="count.applied / count.received if count.received else 1.0",
-        fault="1.0",
+        text='numbers("samples") * shares.get(one.header.worker, 1.0)',
+        fault='numbers("samples")',
         tests=("tests/unit/ps_lab/compare/test_metrics.py",),
     ),
     Mutant(

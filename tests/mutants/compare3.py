@@ -192,4 +192,98 @@ MUTANTS = (
         fault="np.sum(",
         tests=("tests/unit/ps_lab/compare/test_metrics.py",),
     ),
+    Mutant(
+        name="report: a look before the first step reaches the target",
+        file="ps_lab/compare/metrics.py",
+        text="if at > 0.0 and self.target.met(value)",
+        fault="if self.target.met(value)",
+        tests=(
+            "tests/unit/ps_lab/compare/test_sentences.py::test_a_target_that_is_met_before_the_first_step_is_none",
+        ),
+    ),
+    Mutant(
+        name="report: an evaluation that is no number is passed over",
+        file="ps_lab/compare/metrics.py",
+        text="*(value for _, value in self.evaluated[-1:])",
+        fault="",
+        tests=("tests/unit/ps_lab/compare/test_metrics.py",),
+    ),
+    Mutant(
+        name="report: a curve counts samples that were dropped",
+        file="ps_lab/compare/metrics.py",
+        text="np.cumsum(self._samples_by_step)",
+        fault='np.cumsum(self.column("samples"))',
+        tests=("tests/unit/ps_lab/compare/test_metrics.py",),
+    ),
+    Mutant(
+        name="report: more seeds make a better rate",
+        file="ps_lab/compare/comparison.py",
+        text="for seed, value in arm.target_s.items() if seed in seeds",
+        fault="for seed, value in arm.target_s.items()",
+        tests=(
+            "tests/unit/ps_lab/compare/test_sentences.py::test_a_rate_that_was_tried_with_more_seeds_is_no_better_for_it",
+        ),
+    ),
+    Mutant(
+        name="report: seeds that have not been run are counted",
+        file="ps_lab/compare/limits.py",
+        text="len({one.data.run.seed for one in comparison.figures} or planned)",
+        fault="len(planned)",
+        tests=("tests/unit/ps_lab/compare/test_sentences.py::test_what_a_budget_left_out_is_said",),
+    ),
+    Mutant(
+        name="report: an evaluation that failed is not said",
+        file="ps_lab/compare/limits.py",
+        text="        not any(metric in point.values",
+        fault="        any(metric in point.values",
+        tests=(
+            "tests/unit/ps_lab/compare/test_sentences.py::test_an_evaluation_that_says_nothing_of_the_metric_is_said",
+        ),
+    ),
+    Mutant(
+        name="report: a target that was met at the start is one",
+        file="ps_lab/compare/limits.py",
+        text="any(at <= 0.0 and",
+        fault="any(at < -1e9 and",
+        tests=(
+            "tests/unit/ps_lab/compare/test_sentences.py::test_a_target_that_is_met_before_the_first_step_is_none",
+        ),
+    ),
+    Mutant(
+        name="report: failed runs are in a worker's time",
+        file="ps_lab/compare/tables.py",
+        text="mine = [one for one in entry.best.good if",
+        fault="mine = [one for one in entry.best.figures if",
+        tests=(
+            "tests/unit/ps_lab/compare/test_sentences.py::test_runs_that_failed_are_in_no_mean_of_a_workers_time",
+        ),
+    ),
+    Mutant(
+        name="folder: half a file of a killed start is a stranger",
+        file="ps_lab/compare/folder.py",
+        text='left = ("lock", f".{EXPERIMENT}.")',
+        fault='left = ("lock",)',
+        tests=("tests/unit/ps_lab/compare/test_folder.py",),
+    ),
+    Mutant(
+        name="compare: runs are measured beside simulated ones",
+        file="ps_lab/compare/comparing.py",
+        text="    folder.check_kind(simulated=False)\n",
+        fault="",
+        tests=("tests/unit/ps_lab/compare/test_folder.py",),
+    ),
+    Mutant(
+        name="simulate: runs are simulated beside measured ones",
+        file="ps_lab/simulate/experiment_runs.py",
+        text="    folder.check_kind(simulated=True)\n",
+        fault="",
+        tests=("tests/unit/ps_lab/simulate/test_simulate_cli.py",),
+    ),
+    Mutant(
+        name="closed forms: all are slow where nobody is",
+        file="ps_lab/simulate/closed_forms.py",
+        text="named = straggler.workers or range(num_workers)",
+        fault="named = [it for it in straggler.workers if it < num_workers] or range(num_workers)",
+        tests=("tests/unit/ps_lab/simulate/test_closed_forms.py",),
+    ),
 )

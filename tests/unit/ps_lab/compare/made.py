@@ -62,7 +62,7 @@ class World:
         best_lr: at which the loss falls fastest.
         samples: of a batch; 0: the script takes them from elsewhere.
         loss: whether the script logs one; `nan_from`: from which step on it is none.
-        evaluates: whether accuracy is evaluated on the way.
+        evaluates: whether accuracy is evaluated on the way; `early`: what it was before the first step.
         faults: that happened, as (kind, worker, seconds).
         fails: why the run did.
         killed: a worker whose records end in the middle.
@@ -76,6 +76,7 @@ class World:
     loss: bool = True
     nan_from: int | None = None
     evaluates: bool = True
+    early: float | None = None
     faults: tuple[tuple[str, int, float], ...] = ()
     fails: str = ""
     killed: int | None = None
@@ -221,6 +222,8 @@ def _outcome(run: Run, world: World, steps: list[list[StepRecord]]) -> RunOutcom
     whole = sorted((step for mine in steps for step in mine), key=lambda step: step.ended_s)
     end_s = whole[-1].ended_s if whole else 1.0
     looks = []
+    if world.early is not None:
+        looks.append(EvaluationPoint(unix_s=START_UNIX_S - 0.5, held_s=0.0, values={"accuracy": world.early}))
     for index in range(1, 13):
         at = end_s * index / 12
         seen = [step.loss for step in whole if step.ended_s <= at and step.loss is not None][-8:]

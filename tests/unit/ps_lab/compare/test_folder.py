@@ -4,10 +4,13 @@ import errno
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from ps_lab.compare.comparing import Choice, compare
 from ps_lab.compare.facts import gather
 from ps_lab.compare.folder import Folder, write_text
 from ps_lab.compare.outcome import (
@@ -99,6 +102,38 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path):
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(UsageError, match="other files"):
         made(tmp_path)
+
+
+def test_what_somebody_left_who_was_killed_at_the_start_is_no_other_file(tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".experiment.json.4711").write_text("{")
+    assert made(tmp_path).missing()
+    assert Folder.open(tmp_path / "out").missing()
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_simulated_and_measured_runs_are_not_mixed(tmp_path: Path, *, simulated: bool):
+    facts = facts_of(tmp_path)
+    folder = made(tmp_path)
+    for kind in (False, True):
+        folder.check_kind(simulated=kind)
+    first, second = folder.missing()[:2]
+    first.begin(replace(facts, versions={"simulated": "in virtual time"}) if simulated else facts)
+    folder.check_kind(simulated=not simulated)  # it has not ended, and is done again
+    first.end(OUTCOME)
+    second.begin(facts)
+    folder.check_kind(simulated=simulated)
+    with pytest.raises(UsageError, match="Take another folder"):
+        folder.check_kind(simulated=not simulated)
+
+
+def test_no_run_is_measured_beside_simulated_ones(tmp_path: Path):
+    facts = replace(facts_of(tmp_path), versions={"simulated": "in virtual time"})
+    folder = made(tmp_path)
+    folder.runs[0].begin(facts)
+    folder.runs[0].end(OUTCOME)
+    with pytest.raises(UsageError, match="has simulated runs, to which no measured ones are added"):
+        compare(folder, tmp_path, Choice(), Console())
 
 
 def test_a_damaged_folder_is_refused_by_its_file(tmp_path: Path):

@@ -9,13 +9,13 @@ import pytest
 
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.metrics import PARTS, RunFigures, spread
-from ps_lab.compare.outcome import WorkerCounts
+from ps_lab.compare.outcome import EvaluationPoint, WorkerCounts
 from ps_lab.compare.results import RunData, read_recording, read_runs
 from ps_lab.experiments.experiment import Target
 from ps_wire.errors import UsageError
 from ps_worker.recording.columns import RecordHeader, StepRecord, encode_header
 
-from .made import EXPERIMENT, World, made_folder
+from .made import EXPERIMENT, START_UNIX_S, World, made_folder
 
 TARGET = Target(metric="accuracy", value=0.9, larger_is_better=True)
 LOSS = Target(metric="loss", value=0.5, larger_is_better=False)
@@ -104,6 +104,25 @@ def test_a_run_that_diverges_reaches_nothing_and_says_when(tmp_path: Path):
     assert one.diverged
     assert one.target_s is None
     assert 0 < one.diverged_s < one.wall_s
+
+
+def test_a_run_whose_last_evaluation_is_no_number_diverged(tmp_path: Path):
+    """Though its script logs no loss."""
+
+    def change(run, world: World) -> None:
+        world.loss = False
+
+    data = read(tmp_path, change)["asp quiet"]
+    points = [
+        EvaluationPoint(unix_s=START_UNIX_S + at, held_s=0.0, values={"accuracy": value})
+        for at, value in ((0.1, 0.95), (0.2, math.nan))
+    ]
+    object.__setattr__(data.outcome, "evaluations", tuple(points[:1]))
+    assert not RunFigures(data, TARGET).diverged
+    object.__setattr__(data.outcome, "evaluations", tuple(points))
+    one = RunFigures(data, TARGET)
+    assert one.diverged
+    assert one.target_s is None
 
 
 def test_a_script_that_logs_no_loss_has_no_curve(tmp_path: Path):
@@ -220,4 +239,5 @@ def test_what_backup_workers_lose_is_as_the_servers_counted_it(tmp_path: Path):
     assert one.updates == 60
     assert [one.contribution(worker) for worker in one.workers] == pytest.approx([1 / 3, 1 / 6, 1 / 3, 1 / 6])
     assert one.samples == 3 * 60 * 16  # of four workers, two of whom lost half
+    assert one.loss.samples[-1] == one.samples
     assert one.dropped == 120

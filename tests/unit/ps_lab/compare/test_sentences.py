@@ -9,10 +9,13 @@ from ps_lab.compare.comparison import Comparison
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.limits import sentences
 from ps_lab.compare.sentences import QUALITY, SPEED, TARGET, findings, in_short
+from ps_lab.compare.tables import splits
 
 from .made import EXPERIMENT, FACTS, World, made_folder, no_change
 
 FEW = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0, 1, 2]")
+LEAST = FEW[: FEW.rindex("[[profiles]]")].replace("[0, 1, 2]", "[0]")  # three runs
+BSP_ALONE = LEAST.replace('["bsp", "ssp:3", "asp"]', '["bsp"]').replace("[0]", "[0, 1, 2]")
 
 
 def compared(path: Path, text: str = EXPERIMENT, change=no_change, **given) -> Comparison:
@@ -134,6 +137,16 @@ def test_runs_that_failed_or_diverged_are_named_and_in_no_mean(tmp_path: Path):
     assert "diverged (their loss was no number): asp (quiet), asp (transient)" in said
 
 
+def test_runs_that_failed_are_in_no_mean_of_a_workers_time(tmp_path: Path):
+    def change(run, world: World) -> None:
+        if run.seed == 2:
+            world.fails, world.compute_s = "worker 3 exited with code 1", 10.0
+
+    with_it = compared(tmp_path, BSP_ALONE, change)
+    without = compared(tmp_path / "without", BSP_ALONE, change, only=lambda run: run.seed != 2)
+    assert splits(with_it).rows == splits(without).rows
+
+
 def test_where_nothing_can_be_ranked_that_is_what_is_said_in_short(tmp_path: Path):
     def change(run, world: World) -> None:
         world.fails = "worker 3 exited with code 1"
@@ -156,6 +169,45 @@ def test_what_a_budget_left_out_is_said(tmp_path: Path):
     found = findings(comparison)
     assert all(one.effect is None or one.effect.pairs == 1 for one in found)
     assert all("How sure: one seed is too few" in line for line in in_short(comparison, found))
+    assert any("There is 1 seed by now: too few" in one for one in sentences(comparison))
+
+
+def test_a_rate_that_was_tried_with_more_seeds_is_no_better_for_it(tmp_path: Path):
+    """A budget ends in the middle of a seed: rates are compared by the seeds that all of them have."""
+    text = BSP_ALONE.replace("grid = [0.001]", "grid = [0.002, 0.001]")
+    comparison = compared(tmp_path, text, only=lambda run: run.seed == 0 or run.lr == 0.002)
+    (entry,) = comparison.entries.values()
+    assert [len(arm.target_s) for arm in entry.arms] == [1, 3]
+    assert entry.best.lr == 0.001
+
+
+def test_a_target_that_is_met_before_the_first_step_is_none(tmp_path: Path):
+    """A reader may be there before any worker: what it saw then has no time that could be compared."""
+
+    def change(run, world: World) -> None:
+        world.early = 0.95
+
+    early, later = compared(tmp_path, LEAST, change), compared(tmp_path / "later", LEAST)
+    assert [one.target_s for one in early.figures] == [one.target_s for one in later.figures]
+    assert all(one.effect is not None for one in findings(early) if one.question == TARGET)
+    assert "accuracy >= 0.9 was met before the first step in 3 of 3 runs" in " ".join(sentences(early))
+    assert "before the first step" not in " ".join(sentences(later))
+
+
+def test_an_evaluation_that_says_nothing_of_the_metric_is_said(tmp_path: Path):
+    """Its script may have failed in some runs: they are judged by what they logged, beside the others."""
+
+    def change(run, world: World) -> None:
+        world.evaluates = run.model != "asp"
+
+    evaluation = '[evaluation]\nscript = "evaluate.py"\nevery_s = 1.0\n[learning_rates]'
+    text = LEAST.replace("[learning_rates]", evaluation)
+    said = " ".join(sentences(compared(tmp_path, text, change)))
+    assert "The evaluation script said nothing of accuracy in 1 of 3 runs" in said
+    assert "said nothing" not in " ".join(sentences(compared(tmp_path / "all", text)))
+    facts = replace(FACTS, versions=FACTS.versions | {"simulated": "in virtual time; costs as given"})
+    simulated = compared(tmp_path / "simulated", text, change, facts=facts)
+    assert "said nothing" not in " ".join(sentences(simulated))
 
 
 def test_limits_of_the_machine_and_of_what_was_measured(tmp_path: Path):

@@ -56,6 +56,12 @@ def test_formulas_by_hand():
     assert mean_factor(half) == 2.0
 
 
+def test_who_is_not_there_is_not_slow():
+    profile = stragglers.parse("constant:f=4,worker=1+9")
+    assert step_s(consistency.parse("bsp"), profile, 4, 1.0) == 4.0
+    assert step_s(consistency.parse("bsp"), profile, 1, 1.0) == 1.0
+
+
 def test_where_nothing_is_known_nothing_is_said():
     """No formula is better than a wrong one."""
     known = stragglers.parse("transient:p=0.1,f=4")

@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ps_lab.cli import app
+from ps_lab.compare.facts import gather
 from ps_lab.compare.folder import Folder
 from ps_lab.compare.laws import Holds, verdicts
-from ps_lab.compare.outcome import Ending
+from ps_lab.compare.outcome import Ending, RunOutcome
 from ps_lab.compare.results import read_runs
+from ps_lab.experiments.experiment import parse
 from ps_lab.simulate import measured, records
 from ps_wire.errors import UsageError
 
@@ -202,6 +204,18 @@ def test_finished_runs_are_not_simulated_again(file, tmp_path):
     assert len(results) == 72
     command(str(file), "--out", str(out))
     assert {path: path.stat().st_mtime_ns for path in out.rglob("result.json")} == results
+
+
+def test_what_was_measured_is_not_filled_up_with_simulated_runs(file, tmp_path):
+    out = tmp_path / "out"
+    folder = Folder.make(out, parse(file.read_text()), file.read_text())
+    place = folder.runs[0]
+    place.begin(gather(tmp_path / "train.py"))
+    place.end(RunOutcome(ending=Ending.FINISHED, started_unix_s=0.0, ended_unix_s=1.0))
+    outcome = CliRunner().invoke(app, ["simulate", str(file), "--out", str(out)])
+    assert isinstance(outcome.exception, UsageError)
+    assert "has measured runs, to which no simulated ones are added" in str(outcome.exception)
+    assert len(folder.missing()) == len(folder.runs) - 1
 
 
 def test_costs_are_fitted_from_a_recorded_run(file, tmp_path):
