@@ -364,11 +364,11 @@ def _splits(comparison: Comparison) -> Iterator[Picture]:
     for panel, profile in zip(panels, profiles, strict=True):
         for place, model in enumerate(models):
             best = comparison.entries[model, profile, comparison.workers].best
-            steps = sum(one.time_s.size for one in best.good)
+            steps = sum(one.time_s.size for one in best.figures)
             left = 0.0
             for part in PARTS:
                 if steps:
-                    width = 1000 * sum(one.time_split()[part] for one in best.good) / steps
+                    width = 1000 * sum(one.time_split()[part] for one in best.figures) / steps
                     label = part if width > 0.005 * (left + width) else None
                     panel.barh(place, width, left=left, height=0.6, color=PART_COLOURS[part], label=label)
                     left += width
