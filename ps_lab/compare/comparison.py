@@ -168,7 +168,7 @@ class Comparison:
         rates = self.experiment.learning_rates
         arms = tuple(self._arm(model, profile, workers, lr) for lr in rates.of(model))
         seeds = [frozenset(arm.seeds) for arm in arms if arm.figures]
-        shared = frozenset.intersection(*seeds) if seeds else frozenset()
+        shared = seeds[0].intersection(*seeds[1:]) if seeds else frozenset()
         return Entry(
             model=model,
             profile=profile,
