@@ -31,6 +31,7 @@ from ps_wire.access.access import Access
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreachable
 from ps_wire.frames.carrier import MEMORY, Outlet, Receiver
 from ps_wire.frames.service import FramesOut, Landing
+from ps_wire.frames.terms import whole
 from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 
@@ -80,7 +81,7 @@ class LocalService:
     ) -> MemoryStream:
         """See `Service.stream`."""
         assert shard == 0, offer
-        return MemoryStream(frames, self._accept)
+        return MemoryStream(map(whole, frames), self._accept)
 
     def _accept(self, outlet: Outlet) -> Receiver:
         shard = self._shard  # another thread may close

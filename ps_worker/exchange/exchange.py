@@ -25,6 +25,7 @@ from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
 from ps_wire.frames.messages import hyperparameters_to_proto
 from ps_wire.process import trace
+from ps_wire.sockets.frame_socket import MAX_DESCRIPTORS
 from ps_wire.sockets.shared_memory import Layout
 from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Partition, Plan
@@ -43,6 +44,7 @@ from ps_worker.transport.connection import Connection
 
 MakeRanks = Callable[[FlatGradients, Sequence[Partition], Sequence[int]], RankTraffic]
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
+MAX_RANKS = MAX_DESCRIPTORS - 2  # whose memory a shard maps
 
 
 class Hooks(Protocol):
@@ -131,11 +133,14 @@ class Exchange:
         self._ranks: RankTraffic | None = None
         self._own = self.partitions  # those that this process pushes and pulls
         self.brings = self.partitions
+        self._of_ranks: tuple[int, ...] = ()  # descriptors that shards get beside the memory's
         if ranks is not None:
             pieces = [len(plan.placements(partition)) for partition in self.partitions]
             self._ranks = ranks(self._flat_gradients(), self.partitions, pieces)
             self._own = [self.partitions[index] for index in self._ranks.owned]
             self.brings = [self.partitions[index] for index in self._ranks.brings]
+            if sharing is Sharing.MAPPED and len(self._ranks.descriptors) <= MAX_RANKS:
+                self._of_ranks = tuple(self._ranks.descriptors)
         self.in_flight = InFlight(
             shard_of, show=self.memory.show, skips=backup, pulled=[it.index for it in self._own]
         )
@@ -239,6 +244,7 @@ class Exchange:
                 weight=weight,
                 hyper=_fingerprint(self._hyper),
                 present=present,
+                apart=bool(self._of_ranks and self.memory.descriptors),
             )
             self._push_reduced(reduced, step)
             return
@@ -246,7 +252,8 @@ class Exchange:
 
     def _push_reduced(self, reduced: Reduced, step: int) -> None:
         partitions = [self.partitions[index] for index in reduced.partitions]
-        self._push(partitions, step=step, weight=reduced.weight, present=reduced.present)
+        present, terms = reduced.present, reduced.terms
+        self._push(partitions, step=step, weight=reduced.weight, present=present, terms=terms)
 
     def _push(
         self,
@@ -255,26 +262,29 @@ class Exchange:
         step: int,
         weight: float,
         present: Sequence[Sequence[bool]],
+        terms: Sequence[tuple[memoryview, ...]] = (),
     ) -> None:
         versions = self.in_flight.versions
         frames = []
-        for partition, there in zip(partitions, present, strict=True):
-            payload = self._rounded.payload(partition.index) if any(there) else b""
-            self.bytes_pushed += len(payload)
-            frames.append(
-                self._frame(
-                    wire.Kind.PUSH,
-                    codec=self._rounded.codec_of(partition.index),
-                    flags=self._push_flags,
-                    partition=partition.index,
-                    step=step,
-                    version=versions[partition.index],
-                    hyper=self._hyper_number,
-                    weight=weight,
-                    meta=b"" if all(there) else meta.bitmap(there),
-                    payload=payload,
-                )
+        every = terms or [()] * len(partitions)
+        for partition, there, apart in zip(partitions, present, every, strict=True):
+            sent: dict[str, Any] = {}
+            if any(there):
+                sent = {"terms": apart} if apart else {"payload": self._rounded.payload(partition.index)}
+            frame = self._frame(
+                wire.Kind.PUSH,
+                codec=self._rounded.codec_of(partition.index),
+                flags=self._push_flags,
+                partition=partition.index,
+                step=step,
+                version=versions[partition.index],
+                hyper=self._hyper_number,
+                weight=weight,
+                meta=b"" if all(there) else meta.bitmap(there),
+                **sent,
             )
+            self.bytes_pushed += frame.nbytes
+            frames.append(frame)
         self._send_noted(frames)
 
     def abstain(self, *, step: int) -> None:
@@ -374,7 +384,9 @@ class Exchange:
             connection.send(self._share_frame(descriptors))
 
     def _share_frame(self, descriptors: tuple[int, ...]) -> wire.Frame:
-        return self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)
+        of_ranks = self._of_ranks if descriptors else ()
+        every = (*descriptors, *of_ranks)
+        return self._frame(wire.Kind.SHARE, version=len(every), hyper=len(of_ranks), descriptors=every)
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
         fields |= {"table": self.number, "worker": self._worker, "rank": self._rank}

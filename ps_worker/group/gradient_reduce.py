@@ -1,6 +1,7 @@
 """The gradients of one table on their way to the ranks that own them, and the weights on their way back.
 
-    shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order
+    shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order; or
+            the shard to which it pushes does, if that maps them
     gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order
     hosts   on several hosts: on each, for each partition, one rank adds what the host's ranks have, in rank
             order and where it lies, and sends the sum to the owner, which adds sums in the order of hosts
@@ -27,7 +28,9 @@ from typing import Any
 
 import torch
 
-from ps_wire.process import kernels, trace
+from ps_wire.frames.buffer import bytes_of
+from ps_wire.process import trace
+from ps_wire.process.rank_mean import NARROW, rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
 from ps_worker.group.channel import Channel
@@ -37,24 +40,26 @@ from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
 from ps_worker.group.step_header import StepHeader
 
-NARROW = (torch.bfloat16, torch.float16)
-
 Present = Sequence[Sequence[bool]]
+Terms = tuple[memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """The mean of those partitions of one bucket that this rank owns, which lies in its flat gradients.
+    """The mean of those partitions of one bucket that this rank owns.
 
     Attributes:
         partitions: their numbers.
         weight: of the push.
         present: by partition, whether a piece had a gradient on any rank.
+        terms: by partition, what each rank has, in rank order, of which nobody has taken the mean; none:
+            it lies in this rank's flat gradients.
     """
 
     partitions: Sequence[int]
     weight: float
     present: Present
+    terms: Sequence[Terms]
 
 
 class GradientReduce:
@@ -64,6 +69,7 @@ class GradientReduce:
         owned: the partitions that this rank pushes and pulls, ascending.
         brings: the partitions whose first weights this rank brings, where the worker's start the table.
         sums: flat gradients are summed in place with those of other ranks.
+        descriptors: by rank, of the memory in which terms lie; none: there are no terms.
     """
 
     sums = True
@@ -114,21 +120,34 @@ class GradientReduce:
             self._of_bucket[partition.bucket].append(partition)
         self._reduced: set[int] = set()  # buckets of this step
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}
+        self._terms: dict[int, Terms] = {}  # by partition; they lie where they lie
+        self.descriptors = () if lent is None or hosts is not None else lent.descriptors
 
     # -- gradients -------------------------------------------------------------------------------------
 
     @trace.traced("reduce")
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced:
+    def push(
+        self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool = False
+    ) -> Reduced:
         """The flat gradients of a bucket are there on this rank; waits for those of the others.
 
+        Args:
+            bucket: its number.
+            step: the worker's clock.
+            weight: of the push.
+            hyper: a checksum of the hyper-parameters.
+            present: by partition, whether a piece had a gradient on this rank.
+            apart: who takes the push can read the `descriptors`: terms are as good as the mean.
+
         Returns:
-            The mean of what this rank owns of it, in its flat gradients. The rest of them is free again.
+            The mean of what this rank owns of it, or its terms, which stay as they are until the weights of
+            the step are on all ranks.
 
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
         self._begin(step, there=True, weight=weight, hyper=hyper)
-        return self._reduce(bucket, present)
+        return self._reduce(bucket, present, apart=apart)
 
     def abstain(self, step: int) -> list[Reduced]:
         """This rank has nothing in this step; what the others have of what it owns."""
@@ -141,34 +160,52 @@ class GradientReduce:
         self._begin(step, there=False, weight=0.0, hyper=0)
         if not self._header.there:
             return []
-        return [self._reduce(bucket, None) for bucket in range(len(self._gradients))]
+        return [self._reduce(bucket, None, apart=False) for bucket in range(len(self._gradients))]
 
     def _begin(self, step: int, *, there: bool, weight: float, hyper: int) -> None:
         if self._header.begin(step, there=there, weight=weight, hyper=hyper):
             self._reduced.clear()
 
-    def _reduce(self, bucket: int, present: Present | None) -> Reduced:
+    def _reduce(self, bucket: int, present: Present | None, *, apart: bool) -> Reduced:
         """The mean of what this rank owns of a bucket; `present` is this rank's, None: it has no gradient."""
         self._reduced.add(bucket)
         union = self._union(bucket, present)
         parts = self._of_bucket[bucket]
         own = [it for it in parts if self._owners[it.index] == self._rank]
+        terms: Sequence[Terms] = [()] * len(own)
         if self._hosts is not None:
             self._sum_by_hosts(self._hosts, parts, own)
+        elif apart and self._can_stay_apart(bucket):
+            terms = [self._terms_of(it) for it in own]
         else:
             self._sum_all(parts, own)
         return Reduced(
             partitions=[it.index for it in own],
             weight=self._header.weight,
             present=[there for it, there in zip(parts, union, strict=True) if it in own],
+            terms=terms,
         )
+
+    def _can_stay_apart(self, bucket: int) -> bool:
+        """Whether the mean of what all ranks have is the plain one of float32."""
+        everyone = len(self._header.there) == self._size
+        return everyone and bool(self.descriptors) and self._gradients[bucket].dtype is torch.float32
+
+    def _terms_of(self, partition: Partition) -> Terms:
+        terms = self._terms.get(partition.index)
+        if terms is None:
+            assert self._lent is not None
+            flats = [flat or self._gradients for flat in self._lent.tensors]
+            terms = tuple(bytes_of(_part(flat, partition)) for flat in flats)
+            self._terms[partition.index] = terms
+        return terms
 
     def _sum_all(self, parts: Sequence[Partition], own: Sequence[Partition]) -> None:
         """Each owner has, or reads, what all ranks have of its partitions."""
         others = [rank for rank in self._header.there if rank != self._rank]
         lent = self._lent
         if lent is not None:
-            received = {(rank, it.index): _part(lent[rank], it) for rank in others for it in own}
+            received = {(rank, it.index): _part(lent.tensors[rank], it) for rank in others for it in own}
         else:
             received = {(rank, it.index): self._buffer(rank, it) for rank in others for it in own}
             sends = [
@@ -212,24 +249,14 @@ class GradientReduce:
         assert self._lent is not None
         total = self._buffer(self._rank, partition, wide=True)
         for place, rank in enumerate(ranks):
-            part = _part(self._gradients if rank == self._rank else self._lent[rank], partition)
+            part = _part(self._gradients if rank == self._rank else self._lent.tensors[rank], partition)
             total.add_(part) if place else total.copy_(part)
         return total
 
     def _mean(self, partition: Partition, parts: Sequence[torch.Tensor | None]) -> None:
         """Takes the mean in rank order into the flat gradients; None stands for these, others are read."""
         mine = self._gradient(partition)
-        every = [mine if part is None else part for part in parts]
-        if len(every) == 1:
-            if every[0] is not mine:
-                mine.copy_(every[0])
-        elif kernels.KERNELS is not None and kernels.fit(every):
-            kernels.KERNELS.mean(every, mine)
-        else:
-            total = torch.add(every[0].float(), every[1]) if mine.dtype in NARROW else every[0] + every[1]
-            for part in every[2:]:
-                total.add_(part)
-            mine.copy_(total.div_(len(every)))
+        rank_mean([mine if part is None else part for part in parts], mine)
 
     def _union(self, bucket: int, present: Present | None) -> list[list[bool]]:
         """By partition of a bucket, which pieces have a gradient on any rank."""

@@ -44,11 +44,13 @@ class StageReduced:
         partitions: their numbers.
         weight: of the push.
         present: by partition, whether a piece has a gradient on the stages that hold it.
+        terms: none: it lies in its flat gradients.
     """
 
     partitions: Sequence[int]
     weight: float
     present: Present
+    terms: Sequence[tuple[memoryview, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +90,11 @@ class StageTraffic:
         owned: the partitions that this rank pushes and pulls, ascending.
         brings: the same: each stage brings the first weights of what it owns.
         sums: flat gradients are never of all ranks.
+        descriptors: none: what a stage pushes lies in its flat gradients.
     """
 
     sums = False
+    descriptors: Sequence[int] = ()
 
     def __init__(
         self,
@@ -150,7 +154,16 @@ class StageTraffic:
     # -- gradients -------------------------------------------------------------------------------------
 
     @trace.traced("reduce")
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> StageReduced:
+    def push(
+        self,
+        bucket: int,
+        *,
+        step: int,
+        weight: float,
+        hyper: int,
+        present: Present,
+        apart: bool = False,  # noqa: ARG002 - it has no terms
+    ) -> StageReduced:
         """The flat gradients of a bucket are there on this stage; waits for what it owns and others hold.
 
         Returns:

@@ -57,13 +57,13 @@ def mean_of(contributions: list[list[torch.Tensor | None]]) -> list[torch.Tensor
     return made
 
 
-@pytest.mark.parametrize(("reduce", "words"), [("gloo", ()), ("shm", ("large", "views"))])
+@pytest.mark.parametrize(("reduce", "words"), [("gloo", ()), ("shm", ("large", "views", "plain"))])
 def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
     spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, words: tuple[str, ...]
 ) -> None:
     """Over shared memory all ranks of both groups map the weights of a model of this size, too.
 
-    With "views" the gradients of worker 0 lie where they are summed, and are set to zero there.
+    With "views" the gradients of worker 0 lie where the shards read those of both ranks, and stay so.
     """
     options = ("--group-reduce", reduce)
     ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), *words, options=options)
@@ -73,7 +73,8 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
 
     rows = rows_of(tmp_path)
     weights = [torch.nn.Parameter(it.clone()) for it in rows[0, 0][0]["weights"]]
-    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9, fused=True)  # as the servers run it
+    momentum = 0.0 if "plain" in words else 0.9
+    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=momentum, fused=True)  # as the servers run it
     for step in range(1, STEPS + 1):
         gradients = {at: rows[at][step]["gradients"] for at in RANKS}
         pushed = [mean_of([gradients[worker, rank] for rank in range(2)]) for worker in range(2)]
@@ -83,6 +84,9 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
         for at in RANKS:
             for mine, theirs in zip(weights, rows[at][step]["weights"], strict=True):
                 assert torch.equal(mine.detach(), theirs), (step, at)
+        for rank in range(2) if "views" in words else ():
+            for given, left in zip(gradients[0, rank], rows[0, rank][step]["left"], strict=True):
+                assert left is given is None or torch.equal(left, given), (step, rank)
 
 
 def test_ranks_on_two_hosts_take_the_same_steps_and_send_each_link_what_one_rank_would(

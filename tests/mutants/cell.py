@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         name="average: one gradient of any weight is taken as it is",
         file=AVERAGE,
-        text="if equal and len(gradients) == 1 and first.dtype not in NARROW:",
-        fault="if len(gradients) == 1:",
+        text="if equal and len(terms) == 1 and first.dtype not in NARROW:",
+        fault="if len(terms) == 1:",
         tests=(
             "tests/unit/ps_server/shard/optimizer/test_mean.py",
             "tests/unit/ps_server/shard/table/test_wire_dtype.py",

@@ -33,9 +33,9 @@ MUTANTS = (
     ),
     Mutant(
         name="groups: the sum of ranks is not divided",
-        file="ps_worker/group/gradient_reduce.py",
-        text="            mine.copy_(total.div_(len(every)))\n",
-        fault="            mine.copy_(total)\n",
+        file="ps_wire/process/rank_mean.py",
+        text="    return out.copy_(total.div_(len(parts)))\n",
+        fault="    return out.copy_(total)\n",
         tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
     ),
     Mutant(
@@ -54,9 +54,9 @@ MUTANTS = (
     ),
     Mutant(
         name="groups: sixteen bits are added in sixteen bits",
-        file="ps_worker/group/gradient_reduce.py",
-        text="            total = torch.add(every[0].float(), every[1]) if mine.dtype in NARROW else every[0] + every[1]\n",
-        fault="            total = every[0] + every[1]\n",
+        file="ps_wire/process/rank_mean.py",
+        text="    total = torch.add(parts[0].float(), parts[1]) if out.dtype in NARROW else parts[0] + parts[1]\n",
+        fault="    total = parts[0] + parts[1]\n",
         tests=(f"{REDUCE}::test_sixteen_bits_are_added_in_float32_and_rounded_once",),
     ),
     Mutant(

@@ -149,12 +149,13 @@ class PartitionTensors:
             self._use(self._bound, self.parts)
             self._bound.rebind()
 
-    def step_ahead(self, gradients: Sequence[torch.Tensor], group: Group) -> bool:
+    def step_ahead(self, terms: Sequence[torch.Tensor], group: Group, ranks: int = 1) -> bool:
         """Writes what a step with the mean of these comes to into the other half, where one pass can do that.
 
         Args:
-            gradients: of shape (E,) each, in rank order, a value in each piece.
+            terms: of shape (E,) each, in rank order, a value in each piece.
             group: hyper-parameters.
+            ranks: how many terms, one behind the other, are the mean of one gradient.
 
         Returns:
             Whether all of it is finite, and the next `apply` of these only has to turn to it.
@@ -162,7 +163,7 @@ class PartitionTensors:
         if self._bound is None:
             return False
         stepper, rate = self._ways(self._bound, group)[0]
-        return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, gradients)
+        return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, terms, ranks)
 
     @trace.traced("optimizer")
     def apply(self, average: torch.Tensor | None, present: Iterable[bool], group: Group) -> None:
