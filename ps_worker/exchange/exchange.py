@@ -238,7 +238,7 @@ class Exchange:
                 payload travels.
         """
         if self._ranks is not None:
-            reduced = self._ranks.push(
+            ready = self._ranks.push(
                 partitions[0].bucket,
                 step=step,
                 weight=weight,
@@ -246,14 +246,19 @@ class Exchange:
                 present=present,
                 apart=bool(self._of_ranks and self.memory.descriptors),
             )
-            self._push_reduced(reduced, step)
+            self._push_reduced(ready, step)
             return
         self._push(partitions, step=step, weight=weight, present=present)
 
-    def _push_reduced(self, reduced: Reduced, step: int) -> None:
-        partitions = [self.partitions[index] for index in reduced.partitions]
-        present, terms = reduced.present, reduced.terms
-        self._push(partitions, step=step, weight=reduced.weight, present=present, terms=terms)
+    def push_rest(self, *, step: int) -> None:
+        """All pushes of this step were made: in a group those leave for which other ranks were waited for."""
+        if self._ranks is not None:
+            self._push_reduced(self._ranks.rest(), step)
+
+    def _push_reduced(self, ready: Sequence[Reduced], step: int) -> None:
+        for it in ready:
+            partitions = [self.partitions[index] for index in it.partitions]
+            self._push(partitions, step=step, weight=it.weight, present=it.present, terms=it.terms)
 
     def _push(
         self,
@@ -290,8 +295,7 @@ class Exchange:
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
         if self._ranks is not None:
-            for reduced in self._ranks.abstain(step):
-                self._push_reduced(reduced, step)
+            self._push_reduced(self._ranks.abstain(step), step)
         self._send_again()
         self._abstain(self._own, step)
 

@@ -59,8 +59,8 @@ class RankTraffic(Protocol):
 
     def push(
         self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool
-    ) -> Reduced:
-        """Called when a bucket's flat gradients are there; gives what to push.
+    ) -> Sequence[Reduced]:
+        """Called when a bucket's flat gradients are there; gives what is to be pushed by now, of any bucket.
 
         Args:
             bucket: its number.
@@ -70,6 +70,9 @@ class RankTraffic(Protocol):
             present: by partition, whether a piece had a gradient on this rank.
             apart: terms are as good as their mean: who takes the push maps them.
         """
+
+    def rest(self) -> Sequence[Reduced]:
+        """Called when all buckets of a step are there; gives what `push` has not given of it."""
 
     def abstain(self, step: int) -> Sequence[Reduced]:
         """Called when this rank has nothing in a step; gives what the others have."""

@@ -203,6 +203,18 @@ class Channel:
             raise self._has_gone(error.rank) from None
         return Saying(mine)
 
+    def all_have_said(self) -> bool:
+        """Whether what all ranks say next with `say` is here, so that `hear_all` waits for none of them.
+
+        Raises:
+            GroupBroken: a rank has gone.
+        """
+        self._abort.check()
+        try:
+            return all(self._has_said(rank) for rank in self._all_others)
+        except Gone as error:
+            raise self._has_gone(error.rank) from None
+
     def hear_all(self, saying: Saying) -> list[Said]:
         """Waits until all ranks have said theirs; see `share`."""
         return self._hear_all(saying.mine, {}, late=True)
@@ -386,8 +398,20 @@ class Channel:
             self._kept[source, is_late].append(said)
         return kept.popleft()
 
-    def _receive(self, source: int) -> tuple[Said, bool]:
-        late, header_bytes, blob_bytes = SIZES.unpack(self._exactly(source, SIZES.size))
+    def _has_said(self, source: int) -> bool:
+        while not self._kept[source, True]:
+            begun = bytearray(SIZES.size)
+            count = self._lines.receive(source, memoryview(begun))
+            if not count:
+                return False
+            said, late = self._receive(source, begun[:count])
+            self._kept[source, late].append(said)
+        return True
+
+    def _receive(self, source: int, begun: bytes | bytearray = b"") -> tuple[Said, bool]:
+        """The next message of a rank, of which the first bytes may be here."""
+        rest = self._exactly(source, SIZES.size - len(begun))
+        late, header_bytes, blob_bytes = SIZES.unpack(bytes(begun) + rest)
         if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
             raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
         header, blob = (bytes(self._exactly(source, count)) for count in (header_bytes, blob_bytes))

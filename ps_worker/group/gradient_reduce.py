@@ -16,11 +16,14 @@ ranks each `((g0 + g1) + (g2 + g3)) / 4`: other bits. It must not know frames, n
 number.
 
 All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
-says nothing of step v before it has the weights of version v. Used by the script's thread.
+says nothing of step v before it has the weights of version v. It says that a bucket is there, and goes on to
+the next: what of it is its own leaves when all have said so, with a later bucket, or with the rest. Used by
+the script's thread.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import or_
@@ -33,7 +36,7 @@ from ps_wire.process import trace
 from ps_wire.process.rank_mean import NARROW, rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
-from ps_worker.group.channel import Channel
+from ps_worker.group.channel import Channel, Said, Saying
 from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent
@@ -60,6 +63,13 @@ class Reduced:
     weight: float
     present: Present
     terms: Sequence[Terms]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    bucket: int
+    saying: Saying
+    apart: bool
 
 
 class GradientReduce:
@@ -118,7 +128,8 @@ class GradientReduce:
         self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
         for partition in partitions:
             self._of_bucket[partition.bucket].append(partition)
-        self._reduced: set[int] = set()  # buckets of this step
+        self._begun: set[int] = set()  # buckets of this step that are there on this rank
+        self._said: deque[_Begun] = deque()  # of them, what is not heard of all ranks
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}
         self._terms: dict[int, Terms] = {}  # by partition; they lie where they lie
         self.descriptors = () if lent is None or hosts is not None else lent.descriptors
@@ -128,8 +139,8 @@ class GradientReduce:
     @trace.traced("reduce")
     def push(
         self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool = False
-    ) -> Reduced:
-        """The flat gradients of a bucket are there on this rank; waits for those of the others.
+    ) -> list[Reduced]:
+        """The flat gradients of a bucket are there on this rank. All ranks name the same ones in one order.
 
         Args:
             bucket: its number.
@@ -140,36 +151,58 @@ class GradientReduce:
             apart: who takes the push can read the `descriptors`: terms are as good as the mean.
 
         Returns:
-            The mean of what this rank owns of it, or its terms, which stay as they are until the weights of
-            the step are on all ranks.
+            Of the buckets that are there on all ranks by now, and were not before: the mean of what this rank
+            owns, or its terms, which stay as they are until the weights of the step are on all ranks.
 
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        self._begin(step, there=True, weight=weight, hyper=hyper)
-        return self._reduce(bucket, present, apart=apart)
+        if self._header.say(step, there=True, weight=weight, hyper=hyper):
+            self._begun.clear()
+        self._say(bucket, present, apart=apart)
+        return self._heard(waits=False)
+
+    @trace.traced("reduce")
+    def rest(self) -> list[Reduced]:
+        """All buckets of the step are there on this rank; waits for those of the others. See `push`."""
+        return self._heard(waits=True)
 
     def abstain(self, step: int) -> list[Reduced]:
         """This rank has nothing in this step; what the others have of what it owns."""
-        if self._header.step == step:
-            if self._header.mine and len(self._reduced) < len(self._gradients):
-                raise self._channel.broken(
-                    f"step {step} of rank {self._rank} was broken off, of which a part had left"
-                )
-            return []
-        self._begin(step, there=False, weight=0.0, hyper=0)
-        if not self._header.there:
-            return []
-        return [self._reduce(bucket, None, apart=False) for bucket in range(len(self._gradients))]
+        if self._header.say(step, there=False, weight=0.0, hyper=0):
+            self._begun.clear()
+            self._header.hear()
+            if self._header.there:
+                for bucket in range(len(self._gradients)):
+                    self._say(bucket, None, apart=False)
+        elif self._header.mine and len(self._begun) < len(self._gradients):
+            raise self._channel.broken(
+                f"step {step} of rank {self._rank} was broken off, of which a part had left"
+            )
+        return self._heard(waits=True)
 
-    def _begin(self, step: int, *, there: bool, weight: float, hyper: int) -> None:
-        if self._header.begin(step, there=there, weight=weight, hyper=hyper):
-            self._reduced.clear()
+    def _say(self, bucket: int, present: Present | None, *, apart: bool) -> None:
+        """A bucket is there; `present` is this rank's, None: it has no gradient."""
+        mine = None if present is None else [list(map(int, it)) for it in present]
+        name = f"step {self._header.step} of table {self._table}, bucket {bucket}"
+        self._begun.add(bucket)
+        self._said.append(_Begun(bucket, self._channel.say(name, {"present": mine}), apart))
 
-    def _reduce(self, bucket: int, present: Present | None, *, apart: bool) -> Reduced:
-        """The mean of what this rank owns of a bucket; `present` is this rank's, None: it has no gradient."""
-        self._reduced.add(bucket)
-        union = self._union(bucket, present)
+    def _heard(self, *, waits: bool) -> list[Reduced]:
+        """What all ranks have said by now; or waits for what this one has."""
+        found = []
+        while (self._said or not self._header.heard) and (waits or self._channel.all_have_said()):
+            if not self._header.heard:
+                self._header.hear()
+            else:
+                begun = self._said.popleft()
+                said = self._channel.hear_all(begun.saying)
+                found.append(self._reduce(begun.bucket, said, apart=begun.apart))
+        return found
+
+    def _reduce(self, bucket: int, said: Sequence[Said], *, apart: bool) -> Reduced:
+        """The mean of what this rank owns of a bucket, which all ranks have said to be there."""
+        union = self._union(bucket, said)
         parts = self._of_bucket[bucket]
         own = [it for it in parts if self._owners[it.index] == self._rank]
         terms: Sequence[Terms] = [()] * len(own)
@@ -258,11 +291,8 @@ class GradientReduce:
         mine = self._gradient(partition)
         rank_mean([mine if part is None else part for part in parts], mine)
 
-    def _union(self, bucket: int, present: Present | None) -> list[list[bool]]:
+    def _union(self, bucket: int, said: Sequence[Said]) -> list[list[bool]]:
         """By partition of a bucket, which pieces have a gradient on any rank."""
-        mine = None if present is None else [list(map(int, it)) for it in present]
-        name = f"step {self._header.step} of table {self._table}, bucket {bucket}"
-        said = self._channel.share(name, {"present": mine})
         union: list[list[bool]] | None = None
         for rank in self._header.there:
             theirs = self._checked(bucket, rank, said[rank].fields.get("present"))

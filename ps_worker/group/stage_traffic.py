@@ -163,7 +163,7 @@ class StageTraffic:
         hyper: int,
         present: Present,
         apart: bool = False,  # noqa: ARG002 - it has no terms
-    ) -> StageReduced:
+    ) -> list[StageReduced]:
         """The flat gradients of a bucket are there on this stage; waits for what it owns and others hold.
 
         Returns:
@@ -174,7 +174,11 @@ class StageTraffic:
         """
         self._begin(step)
         self._hyper = hyper
-        return self._reduce(bucket, present, weight)
+        return [self._reduce(bucket, present, weight)]
+
+    def rest(self) -> list[StageReduced]:
+        """See `RankTraffic`: nothing was kept back."""
+        return []
 
     def abstain(self, step: int) -> list[StageReduced]:
         """This stage has nothing more in this step; what others have of what it owns. May be called again.

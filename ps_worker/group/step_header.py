@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ps_worker.group.channel import Channel
+from ps_worker.group.channel import Channel, Saying
 from ps_worker.group.ending import Ending
 
 
@@ -19,6 +19,7 @@ class StepHeader:
     Attributes:
         step: of which it is; -1: there was none.
         mine: this rank has a gradient in it.
+        heard: all ranks have said theirs, and what follows is known.
         there: the ranks that have one.
         weight: of the pushes.
     """
@@ -33,14 +34,16 @@ class StepHeader:
         """
         self.step = -1
         self.mine = False
+        self.heard = True
         self.there: Sequence[int] = ()
         self.weight = 1.0
         self._channel = channel
         self._ending = ending
         self._table = table
+        self._saying: Saying | None = None
 
-    def begin(self, step: int, *, there: bool, weight: float, hyper: int) -> bool:
-        """Every rank says what it has of a step; waits for the others where it is a new one.
+    def say(self, step: int, *, there: bool, weight: float, hyper: int) -> bool:
+        """Says what this rank has of a step, where it is a new one; waits for nobody.
 
         Args:
             step: the worker's clock.
@@ -52,20 +55,33 @@ class StepHeader:
             Whether it is a new step.
 
         Raises:
-            GroupBroken: a rank does something else, or has gone, or has other hyper-parameters.
+            GroupBroken: a rank has gone.
         """
         if step == self.step:
             return False
         mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
-        said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
-        self.step, self.mine = step, there
+        self._saying = self._channel.say(self._name(step), mine)
+        self.step, self.mine, self.heard = step, there, False
+        return True
+
+    def hear(self) -> None:
+        """Waits until all ranks have said theirs.
+
+        Raises:
+            GroupBroken: a rank does something else, or has gone, or has other hyper-parameters.
+        """
+        assert self._saying is not None
+        said = [one.fields for one in self._channel.hear_all(self._saying)]
+        self.heard = True
         self.there = [rank for rank, one in enumerate(said) if one.get("there")]
         hypers = [said[rank].get("hyper") for rank in self.there]
-        check_hyper(self._channel, hypers, f"step {step} of table {self._table}")
+        check_hyper(self._channel, hypers, self._name(self.step))
         weights = (float(said[rank]["weight"]) for rank in self.there)
         self.weight = next((weight for weight in weights if weight), 0.0)
         self._ending.heard(any(one.get("ends") for one in said))
-        return True
+
+    def _name(self, step: int) -> str:
+        return f"step {step} of table {self._table}"
 
 
 def check_hyper(channel: Channel, hypers: Sequence[int | None], where: str) -> None:

@@ -153,6 +153,7 @@ class TableGradients:
                 bucket.copy(unscale)
                 self._leave(bucket, late=True)
         self.flush()
+        self.exchange.push_rest(step=self.step)
 
     def flush(self, *, wait: bool = True) -> None:
         """Sends the buckets that an accelerator has copied; with `wait` those that it still copies, too."""
@@ -177,6 +178,8 @@ class TableGradients:
         for bucket in self._buckets:
             self.exchange.gradients.tensors[bucket.bucket.index].mul_(factor)
             self._leave(bucket, late=True)
+        self.flush()
+        self.exchange.push_rest(step=self.step)
 
     def abstain(self) -> None:
         """Takes this step with nothing to apply on what has not left. May be called again."""

@@ -361,10 +361,15 @@ class Ranks:
         self.descriptors = (8, 9)
         self.asked: list[bool] = []
 
-    def push(self, bucket: int, *, apart: bool, present: Any, **_: object) -> Reduced:
+    def push(self, bucket: int, *, apart: bool, present: Any, **_: object) -> list[Reduced]:
         self.asked.append(apart)
-        terms = [TERMS] if apart else [()]
-        return Reduced(partitions=[0], weight=1.0, present=present[:1], terms=terms)
+        self.ready = [
+            Reduced(partitions=[0], weight=1.0, present=present[:1], terms=[TERMS if apart else ()])
+        ]
+        return []
+
+    def rest(self) -> list[Reduced]:
+        return self.ready
 
 
 TERMS = (memoryview(bytes(4096)), memoryview(bytes(4096)))
@@ -390,6 +395,8 @@ def test_a_shard_that_maps_the_weights_gets_the_memory_of_all_ranks_and_adds_up_
     assert bool(connection.of(wire.Kind.SHARE)) == (sharing is not Sharing.PRIVATE)
 
     push_all(exchange, 0)
+    assert not connection.of(wire.Kind.PUSH)
+    exchange.push_rest(step=0)
     (frame,) = connection.of(wire.Kind.PUSH)
     assert (frame.terms, frame.nbytes, exchange.bytes_pushed) == (TERMS if apart else (), 4096, 4096)
     assert len(frame.payload) == (0 if apart else 4096)
@@ -398,6 +405,7 @@ def test_a_shard_that_maps_the_weights_gets_the_memory_of_all_ranks_and_adds_up_
     exchange.memory.withhold_descriptors()
     assert not [frame for frame in exchange.replay(0) if frame.kind is wire.Kind.SHARE]
     push_all(exchange, 1)
+    exchange.push_rest(step=1)
     assert connection.of(wire.Kind.PUSH)[-1].terms == ()
     assert ranks is not None
     assert ranks.asked == [apart, False]  # type: ignore[attr-defined]

@@ -88,10 +88,11 @@ class Table:
         apart: bool = False,
     ) -> list[Any]:
         reduce = self.reduces[rank]
-        return [
+        given = [
             reduce.push(bucket, step=step, weight=1.0, hyper=hyper, present=there, apart=apart)
             for bucket, there in enumerate(present)
         ]
+        return [it for ready in (*given, reduce.rest()) for it in ready]
 
     def unchanged(self) -> bool:
         """Whether no rank's gradients were written."""
