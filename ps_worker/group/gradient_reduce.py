@@ -186,7 +186,7 @@ class GradientReduce:
         mine = None if present is None else [list(map(int, it)) for it in present]
         name = f"step {self._header.step} of table {self._table}, bucket {bucket}"
         self._begun.add(bucket)
-        self._said.append(_Begun(bucket, self._channel.say(name, {"present": mine}), apart))
+        self._said.append(_Begun(bucket, self._channel.say(name, {"present": mine}, late=False), apart))
 
     def _heard(self, *, waits: bool) -> list[Reduced]:
         """What all ranks have said by now; or waits for what this one has."""

@@ -60,7 +60,7 @@ class StepHeader:
         if step == self.step:
             return False
         mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
-        self._saying = self._channel.say(self._name(step), mine)
+        self._saying = self._channel.say(self._name(step), mine, late=False)
         self.step, self.mine, self.heard = step, there, False
         return True
 
