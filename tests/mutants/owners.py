@@ -68,6 +68,31 @@ MUTANTS = (
         tests=(f"{REDUCE}::test_who_reads_gradients_where_they_lie_writes_its_own_alone",),
     ),
     Mutant(
+        name="owners: what some ranks have not said yet is never pushed",
+        file="ps_worker/group/gradient_reduce.py",
+        text='those of the others. See `push`."""\n        return self._heard(waits=True)\n',
+        fault='those of the others. See `push`."""\n        return self._heard(waits=False)\n',
+        tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
+    ),
+    Mutant(
+        name="owners: a bucket leaves when one other rank has said that it is there",
+        file="ps_worker/group/channel.py",
+        text="            return all(self._has_said(rank) for rank in self._all_others)\n",
+        fault="            return any(self._has_said(rank) for rank in self._all_others)\n",
+        tests=(
+            f"{CHANNEL}::test_what_is_said_ahead_is_there_when_all_have_said_it_and_is_heard_before_anything_else",
+        ),
+    ),
+    Mutant(
+        name="owners: an exchange does not push what its ranks have kept back",
+        file="ps_worker/exchange/exchange.py",
+        text="            self._push_reduced(self._ranks.rest(), step)\n",
+        fault="            self._ranks.rest()\n",
+        tests=(
+            f"{EXCHANGE}::test_a_shard_that_maps_the_weights_gets_the_memory_of_all_ranks_and_adds_up_what_they_have",
+        ),
+    ),
+    Mutant(
         name="terms: one that has a rank without a gradient is added up by the shard",
         file="ps_worker/group/gradient_reduce.py",
         text="        return everyone and bool(self.descriptors)",

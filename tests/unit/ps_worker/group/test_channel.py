@@ -180,6 +180,8 @@ def test_what_is_said_ahead_is_there_when_all_have_said_it_and_is_heard_before_a
         if rank == 2:
             slow.wait(LIMIT_S)
         sayings = [channel.say(f"bucket {it}", {"n": 10 * rank + it}, late=False) for it in range(2)]
+        if rank < 2:
+            both.wait(LIMIT_S)
         early = rank == 0 and channel.all_have_said()
         if rank == 0:
             slow.set()
@@ -187,7 +189,7 @@ def test_what_is_said_ahead_is_there_when_all_have_said_it_and_is_heard_before_a
         heard = [[one.fields["n"] for one in channel.hear_all(saying)] for saying in sayings]
         return [early, heard, [one.fields["n"] for one in channel.share("then", {"n": rank})]]
 
-    slow = threading.Event()
+    slow, both = threading.Event(), threading.Barrier(2)
     with town(3) as group:
         found = group.run(script)
 
