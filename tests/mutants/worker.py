@@ -21,6 +21,8 @@ WEIGHTS = "ps_worker/optimizer/shown_weights.py"
 ARRIVAL = "ps_worker/optimizer/arrival.py"
 LIST = "ps_worker/memory/tensor_list.py"
 LOOPS = "ps_worker/memory/tensor_list.cpp"
+TABLE_MEMORY = "ps_worker/memory/table_memory.py"
+OF_FRONT = ("tests/unit/ps_worker/memory/test_front.py",)
 OF_LIST = ("tests/unit/ps_worker/memory/test_tensor_list.py",)
 MEMORY = "ps_worker/memory/os_memory.py"
 CHOICE = "ps_worker/transport/carrier_choice.py"
@@ -425,6 +427,48 @@ MUTANTS = (
         text="        return self._as_views and self._tensors.have_gradients(self._places)\n",
         fault="        return self._as_views and self._absent == []\n",
         tests=("tests/component/wrap/test_gradient_views.py",),
+    ),
+    Mutant(
+        name="front: the half of the version before is mapped",
+        file=TABLE_MEMORY,
+        text="            half = self._flats.index(self.weights)\n",
+        fault="            half = 1 - self._flats.index(self.weights)\n",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: parameters stay though a shard's weights come as payload",
+        file=TABLE_MEMORY,
+        text="bool(self._halves) and self._stays and self._laid.keys() == self._shards",
+        fault="bool(self._halves) and self._stays",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: what a script writes there is looked for in the half",
+        file=TABLE_MEMORY,
+        text="        if front is not None and self._shows_front and turn is not None:",
+        fault="        if front is not None and self._shows_front and turn is None:",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: at the end weights are those of a half that nobody shows",
+        file=TABLE_MEMORY,
+        text="            kept = (self.front() if self._shows_front else None) or self.weights\n",
+        fault="            kept = self.weights\n",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: descriptors of what is mapped stay open",
+        file=TABLE_MEMORY,
+        text="            self._windows = []\n            _close(self._sources)\n",
+        fault="            self._windows = []\n            self._sources = {}\n",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: tiny tables are mapped, slice by slice",
+        file=TABLE_MEMORY,
+        text="    return SLICE_BYTES * slices <= Layout(plan).nbytes < SMALL_BYTES * len(plan.parameters)\n",
+        fault="    return 0 < slices and Layout(plan).nbytes < SMALL_BYTES * len(plan.parameters)\n",
+        tests=OF_FRONT,
     ),
     Mutant(
         name="weights: a window is that of the step before",
