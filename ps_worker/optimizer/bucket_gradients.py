@@ -284,6 +284,10 @@ class BucketGradients:
         """Says what happened to a gradient between its hook and now, exactly, or None."""
         if self._distinct() != len(self.arrived):
             return "a gradient accumulated over several backward passes"
+        return self.touched_since_noted()
+
+    def touched_since_noted(self) -> str | None:
+        """Says what somebody has done to a gradient since backward brought the last part of it, or None."""
         for index, (gradient, version) in self._noted.items():
             now = self.parameters[index].grad
             if now is not gradient:

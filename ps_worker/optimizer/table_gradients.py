@@ -28,6 +28,12 @@ REMEDY = (
     "wrap the optimizer with overlap=False; after a Ctrl-C in backward, optimizer.abandon() gives the step up"
 )
 
+OF_ONE_RANK = (
+    "In a group of ranks that is done to the gradient of one rank, before the mean over ranks is taken, and "
+    "clip_grad_norm_ would bound another norm than under DistributedDataParallel: give clip_grad_norm= to "
+    "wrap. What is meant for a rank's own gradient goes into the loss, or a hook (Tensor.register_hook)"
+)
+
 
 class Mode(Enum):
     """The moment at which buckets leave."""
@@ -124,6 +130,17 @@ class TableGradients:
         if self._seen is not None and self._seen != self._hyperparameters():
             return "param_groups changed between backward and step()"
         return None
+
+    def check_untouched(self) -> None:
+        """Refuses a watched step in which the script did something to a gradient between backward and now.
+
+        Raises:
+            GradientChanged: naming the parameter, and what to do in a group of ranks.
+        """
+        for bucket in self._buckets:
+            touched = bucket.touched_since_noted()
+            if touched is not None:
+                raise GradientChanged(f"{touched}. {OF_ONE_RANK}")
 
     def check_left(self) -> None:
         """Refuses a step whose gradients or hyper-parameters changed after buckets had left.
