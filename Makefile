@@ -23,7 +23,7 @@ test: $(VENV)/installed-test
 	$(PY) -m pytest $(IN_PARALLEL) --durations 15
 
 check: $(VENV)/installed-test
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest -m "not integration" $(CORE) --cov-branch --cov-fail-under=98'
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh -ec 'ruff check . && ruff format --check . && mypy && lint-imports && python -m pytest $(IN_PARALLEL) -m "not integration" $(CORE) --cov-branch --cov-fail-under=98'
 
 # Faults drawn from a seed, over real processes; what fails says how to run it again.
 chaos: $(VENV)/installed-test
@@ -38,7 +38,7 @@ STRESSED = tests/component tests/contracts $(addprefix tests/unit/ps_server/,sha
 	shard/partition/test_cell_figures.py shard/transport/test_session.py shard/table/test_cuts.py process/test_closing_pool.py)
 
 stress: $(VENV)/installed-test
-	$(PY) -m pytest --stress=$(SEED) --timeout=600 $(or $(TESTS),$(STRESSED))
+	$(PY) -m pytest $(IN_PARALLEL) --stress=$(SEED) --timeout=600 $(or $(TESTS),$(STRESSED))
 
 # Tests of what needs neither torch nor grpc, on a Python without its lock, where there is one.
 PYTHON_FREE ?= $(firstword $(foreach name,python3.14t python3.13t,$(shell command -v $(name))))

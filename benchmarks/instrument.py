@@ -6,8 +6,10 @@
 `forms`: four workers sleep 150 ms in each step, with the stragglers of `PS_STRAGGLER`. A step of bsp is to
 take as long as the slowest worker of each step has drawn (`of the draws`; what theory expects stands beside
 it), one of bsp:backup=1 as the (N - 1)-th push of each step; the mean tau of asp with equal workers is to be
-N - 1, and tau under ssp:2 is to stay below its bound. Simulations of the same runs, with 150 ms and nothing
-else, are to be as fast, and to have the same tau. `aa`: asp is compared with itself; nothing is to be found.
+N - 1 (they begin apart: a push that falls between another worker's push and its read is in no tau, and
+workers that push together have many), and tau under ssp:2 is to stay below its bound. Simulations of the same
+runs, with 150 ms and nothing else, are to be as fast, and to have the same tau. `aa`: asp is compared with
+itself; nothing is to be found.
 One JSON line.
 """
 

@@ -1,6 +1,7 @@
 """A worker that sleeps in place of computing, with a table of four numbers: for `instrument.py`."""
 
 import argparse
+import os
 import time
 
 import torch
@@ -16,6 +17,8 @@ def main() -> None:
     with ps.connect() as worker:
         table = worker.table({"w": torch.zeros(4)}, optimizer=ps.SGD(lr=1.0))
         gradient = {"w": torch.ones(4)}
+        if os.environ["PS_CONSISTENCY"] == "asp":  # who begins together pushes together for ever
+            time.sleep(args.compute_s * worker.rank / worker.num_workers)
         for step in range(args.steps):
             time.sleep(args.compute_s)
             table.push(gradient)

@@ -318,7 +318,10 @@ def _setup(section: Section) -> Setup:
     if "servers" in section:
         given["servers"] = section.whole("servers", least=1)
     if "workers" in section:
-        whole = isinstance(section.raw("workers"), int)
+        workers = section.raw("workers")
+        if not isinstance(workers, int | list):
+            raise section.refused("workers", "a whole number or a list of them", workers)
+        whole = isinstance(workers, int)
         found = (section.whole("workers", least=1),) if whole else section.wholes("workers", least=1)
         given["workers"] = _distinct(section, "workers", found)
     if "group_size" in section:

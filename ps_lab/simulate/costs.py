@@ -9,7 +9,7 @@ from ps_wire.errors import UsageError
 from ps_wire.spec.stragglers import uniform
 
 _STREAM = 1 << 20  # of draws: none that a part of a straggler profile has
-_NAMES = ("latency_s", "take_s_per_byte", "apply_s_per_byte", "control_s", "lease_s", "cores")
+_NAMES = ("exchange_s", "latency_s", "take_s_per_byte", "apply_s_per_byte", "control_s", "lease_s", "cores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class Costs:
     Attributes:
         compute_s: of worker w those at `w % len(compute_s)`, of which each step draws one; with `cores` it is
             time of a core.
+        exchange_s: a worker's time of a core to send and to receive, which no straggler makes longer; with
+            `cores` alone.
         num_bytes: of the table's gradients, and of its weights.
         latency_s: one way, of a frame without payload.
         worker_bytes_per_s: of a worker's link, in each direction; infinite: takes no time.
@@ -58,6 +60,7 @@ class Costs:
     """
 
     compute_s: tuple[tuple[float, ...], ...] = ((0.05,),)
+    exchange_s: float = 0.0
     num_bytes: int = 0
     latency_s: float = 0.0
     worker_bytes_per_s: float = math.inf

@@ -319,7 +319,7 @@ class Simulation:
         def over() -> None:
             worker.computed_s = self._now_s
             worker.measured_s = self._now_s - begun_s
-            self._send(worker)
+            self._occupy(self._costs.exchange_s, lambda: self._send(worker))
 
         self._occupy(work_s, over)
 

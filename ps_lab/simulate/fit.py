@@ -10,7 +10,9 @@ on the same cores. So a fit is good for runs of about as many workers on the sam
 extrapolation. Recorded compute times have the stragglers of their run in them: these are not added again.
 
 What is fitted from runs of a comparison (`fit_on_shared_cores`), where processes share a machine:
-    compute   processor time of each worker's process in each step: stragglers that sleep are not in it
+    compute   processor time of each worker's process in each step until the script called it: stragglers that
+              sleep are not in it
+    exchange  its processor time beyond that, the mean of all steps: a straggler's factor is not of it
     server    their processor time, by push and by optimizer step: least squares over the runs; of runs that
               have both in one proportion, all of it by push
     cores     workers and servers share those of the machine, of which other programs may take a part: as many
@@ -73,16 +75,21 @@ def fit_on_shared_cores(runs: Sequence[Measured], cores: float) -> Costs:
         UsageError: too few steps were recorded.
     """
     work: dict[int, list[float]] = defaultdict(list)
+    exchange: list[float] = []
     num_bytes = 1
     for one in (recording for run in runs for recording in run.recordings):
         for step in one.steps[max(1, int(len(one.steps) * WARM_UP)) :]:
-            work[one.header.worker].append(step.cpu_s or 0.0)
+            used_s = step.cpu_s or 0.0
+            computed_s = used_s if step.compute_cpu_s is None else step.compute_cpu_s
+            work[one.header.worker].append(computed_s)
+            exchange.append(used_s - computed_s)
             num_bytes = max(num_bytes, (step.bytes_up + step.bytes_down) // 2)
     if not work:
         raise UsageError("costs cannot be fitted: two steps of a worker at least must be recorded")
     take_s, apply_s = _of_servers([(*_served(run), run.server_cpu_s) for run in runs])
     costs = Costs(
         compute_s=tuple(_spread(work[worker]) for worker in sorted(work)),
+        exchange_s=max(statistics.fmean(exchange), 0.0),
         num_bytes=num_bytes,
         take_s_per_byte=take_s / num_bytes,
         apply_s_per_byte=apply_s / num_bytes,

@@ -22,11 +22,11 @@ from ps_worker.membership.incarnation import Incarnation
 from ps_worker.membership.round_barrier import RoundBarrier
 from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process.exit_reason import sendable
-from ps_worker.process.farewell import ANSWER_LIMIT_S, LOST_LIMIT_S, Farewell
+from ps_worker.process.farewell import Farewell
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection
-from ps_worker.transport.lost_shards import is_any_lost, lost_shards
+from ps_worker.transport.lost_shards import farewell_to, lost_shards, wait_line
 from ps_worker.transport.open_service import open_service
 from ps_worker.transport.server_check import check_servers
 from ps_worker.transport.shard_addresses import ShardAddresses
@@ -133,7 +133,7 @@ class Presence:
 
     def farewell(self) -> Farewell:
         """See `JobPresence`."""
-        return Farewell(LOST_LIMIT_S if is_any_lost(self.connections, ANSWER_LIMIT_S) else None)
+        return farewell_to(self.connections)
 
     def leave(self, reason: str, clocks: Mapping[int, int], farewell: Farewell) -> None:
         """Leaves in order and closes everything; `clocks`: table -> steps that the worker has taken."""
@@ -223,7 +223,7 @@ class Presence:
         """See `JobPresence`: of workers, who is behind, and when its lease would end the wait."""
         whom = lost_shards(self.connections)
         if not whom:
-            whom = [workers] if workers else []
+            whom = [workers]
             with suppress(PsError):  # then without
                 whom += self.calls.behind()
-        self._listener.say("; ".join([text, *whom]))
+        self._listener.say(wait_line(text, whom))

@@ -16,11 +16,11 @@ from ps_worker.group.channel import Said
 from ps_worker.group.group import Group
 from ps_worker.job.job_seat import Asks, Seat
 from ps_worker.job.relayed_seat import RelayedSeat
-from ps_worker.process.farewell import ANSWER_LIMIT_S, LOST_LIMIT_S, Farewell
+from ps_worker.process.farewell import Farewell
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection, open_all
-from ps_worker.transport.lost_shards import is_any_lost, lost_shards
+from ps_worker.transport.lost_shards import farewell_to, lost_shards, wait_line
 from ps_worker.transport.open_service import open_service
 from ps_worker.transport.shard_addresses import ShardAddresses
 
@@ -91,7 +91,7 @@ class RankPresence:
 
     def farewell(self) -> Farewell:
         """See `JobPresence`."""
-        return Farewell(LOST_LIMIT_S if is_any_lost(self._connections, ANSWER_LIMIT_S) else None)
+        return farewell_to(self._connections)
 
     def leave(
         self,
@@ -165,8 +165,7 @@ class RankPresence:
 
     def say_wait(self, text: str, workers: str = "") -> None:
         """See `JobPresence`."""
-        whom = lost_shards(self._connections) or [workers]
-        self._say("; ".join(filter(None, [text, *whom])))
+        self._say(wait_line(text, lost_shards(self._connections) or [workers]))
 
 
 def joined_by(group: Group, join: Callable[[], pb.Joined] | None) -> Said:

@@ -89,6 +89,7 @@ _ROWS: tuple[tuple[str, str, str, tuple[type, ...]], ...] = (
         "processor time of the worker's process in the step, of all its threads; nothing of where it sleeps",
         _MAYBE_SECONDS,
     ),
+    ("compute_cpu_s", "s", "of `cpu_s`, what it had taken when the script called the step", _MAYBE_SECONDS),
     (
         "spread",
         "versions",
@@ -135,6 +136,7 @@ class StepRecord:
     abstained: int = 0
     retried: int = 0
     cpu_s: float | None = None
+    compute_cpu_s: float | None = None
     spread: int | None = None
 
     def __post_init__(self) -> None:
@@ -283,7 +285,7 @@ def decode(line: str) -> StepRecord:
 
 
 _OPTIONAL = frozenset(
-    {"loss", "metrics", "dropped", "abstained", "retried", "cpu_s", "spread"}
+    {"loss", "metrics", "dropped", "abstained", "retried", "cpu_s", "compute_cpu_s", "spread"}
 )  # as in StepRecord
 
 

@@ -74,6 +74,7 @@ class _Step:
     metrics: dict[str, float] = field(default_factory=dict)
     after: StepTotals | None = None
     used_s: float = 0.0
+    called_used_s: float = 0.0
 
 
 class StepRecorder:
@@ -120,6 +121,7 @@ class StepRecorder:
         self._totals = StepTotals()
         self._start_s = self._now()
         self._called_s = 0.0
+        self._called_used_s = self._used_s
         self._flushed_s = 0.0
 
     # -- the training thread ---------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class StepRecorder:
 
     def called(self) -> None:
         """The script has called a step, or what else it calls: it does not compute."""
-        self._called_s = self._now()
+        self._called_s, self._called_used_s = self._now(), self._used()
 
     def sending(self, clock: int, totals: StepTotals) -> None:
         """The first push of the step of this clock is about to leave; weights of before are here."""
@@ -189,7 +191,7 @@ class StepRecorder:
         if sent is None:
             return
         sent.ended_s, sent.called_s = self._now(), self._called_s
-        sent.used_s = self._used()
+        sent.used_s, sent.called_used_s = self._used(), self._called_used_s
         sent.samples += samples
         self._write_before()
 
@@ -276,7 +278,9 @@ class StepRecorder:
             for clock in [known for known in self._heard if known <= step.clock]:
                 del self._heard[clock]
         before, after, self._totals = self._totals, step.after, step.after
-        used_s, self._used_s = max(step.used_s - self._used_s, 0.0), step.used_s
+        used_s = max(step.used_s - self._used_s, 0.0)
+        computed_s = min(max(step.called_used_s - self._used_s, 0.0), used_s)
+        self._used_s = step.used_s
         started_s = self._start_s
         ended_s = self._start_s = max(step.ended_s, heard.came_s, started_s)
         whole_s = ended_s - started_s
@@ -307,6 +311,7 @@ class StepRecorder:
             abstained=heard.abstained,
             retried=heard.resent,
             cpu_s=round(used_s, 6),
+            compute_cpu_s=round(computed_s, 6),
             spread=heard.spread,
         )
         self._count += 1

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from ps_worker.process import farewell
+from ps_worker.process.farewell import Farewell
+
 ANSWER_LIMIT_S = 1.0  # a shard that only waits for workers answers at once
 
 
@@ -23,12 +26,21 @@ class ShardConnection(Protocol):
         """Whether the connection is broken, or the shard's process does not answer within the limit."""
 
 
-def is_any_lost(connections: Iterable[ShardConnection], limit_s: float) -> bool:
-    """Whether a shard does not answer; waits for the first such one, for `limit_s`."""
-    return any(connection.is_lost(limit_s) for connection in connections)
+def farewell_to(connections: Iterable[ShardConnection]) -> Farewell:
+    """The time to leave after Ctrl-C, from now on: short, where a shard does not answer.
+
+    Waits for the first such one, for `farewell.ANSWER_LIMIT_S`.
+    """
+    lost = any(connection.is_lost(farewell.ANSWER_LIMIT_S) for connection in connections)
+    return Farewell(farewell.LOST_LIMIT_S if lost else None)
 
 
 def lost_shards(connections: Iterable[ShardConnection]) -> list[str]:
     """The shards without which nobody goes on, in a line each."""
     lost = [connection for connection in connections if connection.is_lost(ANSWER_LIMIT_S)]
     return [f"waiting for {connection.shard_name}, which does not answer" for connection in lost]
+
+
+def wait_line(text: str, whom: Iterable[str]) -> str:
+    """What is waited for, and for whom, as far as that is known, in a line."""
+    return "; ".join(filter(None, [text, *whom]))

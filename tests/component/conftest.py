@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,35 @@ def loop_thread() -> Iterator[LoopThread]:
 
 
 @pytest.fixture(scope="session")
-def one_shard(loop_thread: LoopThread) -> Iterator[Cluster]:
+def shared() -> list[Cluster]:
+    """Those of `one_shard` and `cluster` that a test has asked for."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def one_shard(loop_thread: LoopThread, shared: list[Cluster]) -> Iterator[Cluster]:
     cluster = Cluster(loop_thread, 1)
+    shared.append(cluster)
     yield cluster
     cluster.close()
 
 
 @pytest.fixture(scope="session")
-def cluster(loop_thread: LoopThread) -> Iterator[Cluster]:
+def cluster(loop_thread: LoopThread, shared: list[Cluster]) -> Iterator[Cluster]:
     """Two shards."""
     made = Cluster(loop_thread, 2)
+    shared.append(made)
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def _jobs(shared: list[Cluster]) -> Iterator[None]:
+    """The jobs of a test go with it: all tests of a process begin more than a service has room for."""
+    with ExitStack() as stack:
+        for service in shared:
+            stack.enter_context(service.dropping())
+        yield
 
 
 @pytest.fixture

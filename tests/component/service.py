@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.process.server import Server, ServerOptions
 from ps_wire.access.access import OPEN, Access
+from ps_wire.errors import JobInUse, JobUnknown, ServerNotReady
 from tests.until import LIMIT_S
 
 Result = TypeVar("Result")
@@ -185,6 +187,21 @@ class Cluster:
     def go_back(self, job: str, snapshot: str) -> None:
         """As if a person had asked for it; returns once it has."""
         self._loop.start(self.coordinator._recovery.go_back(job, snapshot)).result(LIMIT_S)
+
+    @contextmanager
+    def dropping(self) -> Iterator[None]:
+        """Drops at its end the jobs that have begun within it, those in which workers live left out.
+
+        A service has room for 1,024 jobs, and those that have ended count.
+        """
+        before = set(self.coordinator.runners)
+        yield
+        self._loop.start(self._drop(set(self.coordinator.runners) - before)).result(LIMIT_S)
+
+    async def _drop(self, jobs: Iterable[str]) -> None:
+        for job in jobs:
+            with contextlib.suppress(JobInUse, JobUnknown, ServerNotReady):
+                await self.coordinator._drops.drop(job, force=False)
 
     def stop(self, index: int) -> None:
         if not self._runs[index].done():

@@ -42,10 +42,9 @@ def take(
     command: str, words: Sequence[str], environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Any:
     """The options of a server, or the settings of a worker, that are started so."""
-    for name in [name for name in os.environ if name.startswith("PS_")]:
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
+    monkeypatch.setattr(os, "environ", {**others, **environment})  # a worker's command writes into it
+    monkeypatch.setattr(sys, "path", [*sys.path])
     words = [word.replace("/opt/ps", str(DEPLOY.parent)) for word in words]
     monkeypatch.setattr(sys, "argv", [command, *words])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def cluster(zygote: Zygote) -> Iterator[Servers]:
     """Two shards."""
     with serving(zygote.start, 2) as servers:
         yield servers
+
+
+@pytest.fixture
+def stoppable(spawn: Start) -> Iterator[Servers]:
+    """Two shards of its own that it may stop, or kill; they run on at the end, and end in order."""
+    servers = Servers(spawn, 2)
+    yield servers
+    for process in servers.processes:
+        process.signal(signal.SIGCONT)
+    codes = servers.close()
+    assert set(codes) <= {0, -signal.SIGKILL}, "\n".join(process.text for process in servers.processes)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,21 +33,11 @@ with ps.connect() as worker:
 """
 
 
-@pytest.fixture
-def two(spawn: Start) -> Iterator[Servers]:
-    """Shards that may be stopped; they run on at the end."""
-    servers = Servers(spawn, 2)
-    yield servers
-    for process in servers.processes:
-        process.signal(signal.SIGCONT)
-    assert servers.close() == [0, 0], "\n".join(process.text for process in servers.processes)
-
-
-def begin(spawn: Start, two: Servers, folder: Path, carrier: str, **environment: str) -> Process:
+def begin(spawn: Start, stoppable: Servers, folder: Path, carrier: str, **environment: str) -> Process:
     """A worker that trains for ever."""
     script = folder / "forever.py"
     script.write_text(FOREVER)
-    options = ("--servers", two.option, "--job", fresh_job(), "--carrier", carrier)
+    options = ("--servers", stoppable.option, "--job", fresh_job(), "--carrier", carrier)
     worker = spawn("ps-worker", *options, str(script), **SHORT, **environment)
     worker.wait_line("step 3")
     return worker
@@ -56,11 +45,11 @@ def begin(spawn: Start, two: Servers, folder: Path, carrier: str, **environment:
 
 @pytest.mark.parametrize(("carrier", "shard"), [("shm", 1), ("uds", 0), ("tcp", 1), ("grpc", 0)])
 def test_a_worker_of_a_shard_that_hangs_ends_after_its_retry_limit_and_names_it(
-    spawn: Start, two: Servers, tmp_path: Path, carrier: str, shard: int
+    spawn: Start, stoppable: Servers, tmp_path: Path, carrier: str, shard: int
 ) -> None:
-    worker = begin(spawn, two, tmp_path, carrier, PS_RETRY_LIMIT=str(RETRY_LIMIT_S))
-    two.processes[shard].signal(signal.SIGSTOP)
-    address = two.addresses[shard]
+    worker = begin(spawn, stoppable, tmp_path, carrier, PS_RETRY_LIMIT=str(RETRY_LIMIT_S))
+    stoppable.processes[shard].signal(signal.SIGSTOP)
+    address = stoppable.addresses[shard]
     worker.wait_line(f"shard {shard} at {address} does not answer: its process hangs, or nothing reaches it")
     assert worker.wait_end() == 69, worker.text
     assert f"shard {shard} at {address} is gone since {RETRY_LIMIT_S:g} s" in worker.lines[-1]
@@ -69,39 +58,39 @@ def test_a_worker_of_a_shard_that_hangs_ends_after_its_retry_limit_and_names_it(
 
 @pytest.mark.parametrize(("carrier", "shard"), [("shm", 1), ("tcp", 0)])
 def test_where_a_shard_that_hung_runs_on_training_goes_on(
-    spawn: Start, two: Servers, tmp_path: Path, carrier: str, shard: int
+    spawn: Start, stoppable: Servers, tmp_path: Path, carrier: str, shard: int
 ) -> None:
     """Each push counts once: the weights are the number of steps."""
-    worker = begin(spawn, two, tmp_path, carrier)
-    two.processes[shard].signal(signal.SIGSTOP)
+    worker = begin(spawn, stoppable, tmp_path, carrier)
+    stoppable.processes[shard].signal(signal.SIGSTOP)
     worker.wait_line(f"shard {shard} at .* does not answer")
     last = max(int(line.split()[1]) for line in worker.lines if line.startswith("step"))
-    two.processes[shard].signal(signal.SIGCONT)
+    stoppable.processes[shard].signal(signal.SIGCONT)
     worker.wait_line(f"step {last + 20}")
     worker.signal(signal.SIGTERM)
     assert worker.wait_end() == 75, worker.text
 
 
 def test_the_coordinator_says_that_a_shard_hangs_and_goes_on_with_it(
-    spawn: Start, two: Servers, tmp_path: Path
+    spawn: Start, stoppable: Servers, tmp_path: Path
 ) -> None:
     """Its host answers for its connections; pings over them are not answered, as if it were gone."""
-    coordinator, hung = two.processes
+    coordinator, hung = stoppable.processes
     hung.signal(signal.SIGSTOP)
     since_s = time.monotonic()
-    coordinator.wait_line(f"shard 1 at {two.addresses[1]} no longer follows: .*hangs")
+    coordinator.wait_line(f"shard 1 at {stoppable.addresses[1]} no longer follows: .*hangs")
     assert time.monotonic() - since_s < GRPC_LIMIT_S
     hung.signal(signal.SIGCONT)
     coordinator.wait_line("shard 1 registered")
-    worker = begin(spawn, two, tmp_path, "tcp")
+    worker = begin(spawn, stoppable, tmp_path, "tcp")
     worker.signal(signal.SIGTERM)
     assert worker.wait_end() == 75, worker.text
 
 
-def test_a_shard_says_that_the_coordinator_hangs_and_follows_it_again(two: Servers) -> None:
-    hung, shard = two.processes
+def test_a_shard_says_that_the_coordinator_hangs_and_follows_it_again(stoppable: Servers) -> None:
+    hung, shard = stoppable.processes
     hung.signal(signal.SIGSTOP)
-    shard.wait_line(f"coordinator {two.addresses[0]}: .*; trying again")
+    shard.wait_line(f"coordinator {stoppable.addresses[0]}: .*; trying again")
     hung.signal(signal.SIGCONT)
     hung.wait_line("shard 1 registered")  # the first one, or that which follows
-    wait_health(two.addresses[1], SERVING)
+    wait_health(stoppable.addresses[1], SERVING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,25 +30,15 @@ with ps.connect() as worker:
 """
 
 
-@pytest.fixture
-def lost(spawn: Start) -> Iterator[Servers]:
-    """Shards that may be stopped or killed."""
-    servers = Servers(spawn, 2)
-    yield servers
-    for process in servers.processes:
-        process.signal(signal.SIGCONT)
-    servers.close()
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
 def test_ctrl_c_ends_a_worker_though_its_servers_do_not_answer(
-    spawn: Start, lost: Servers, tmp_path: Path, end: signal.Signals
+    spawn: Start, stoppable: Servers, tmp_path: Path, end: signal.Signals
 ) -> None:
     script = tmp_path / "forever.py"
     script.write_text(FOREVER)
-    worker = spawn("ps-worker", "--servers", lost.option, "--job", fresh_job(), str(script), **PATIENT)
+    worker = spawn("ps-worker", "--servers", stoppable.option, "--job", fresh_job(), str(script), **PATIENT)
     worker.wait_line("step 3")
-    for process in lost.processes:
+    for process in stoppable.processes:
         process.signal(end)
     if end is signal.SIGKILL:
         worker.wait_line("broke; trying again")

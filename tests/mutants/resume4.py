@@ -208,9 +208,9 @@ MUTANTS = (
     ),
     Mutant(
         name="again: after Ctrl-C servers that do not answer are waited for",
-        file="ps_worker/job/presence.py",
-        text="        return Farewell(LOST_LIMIT_S if is_any_lost(self.connections, ANSWER_LIMIT_S) else None)\n",
-        fault="        return Farewell()\n",
+        file="ps_worker/transport/lost_shards.py",
+        text="    return Farewell(farewell.LOST_LIMIT_S if lost else None)\n",
+        fault="    return Farewell()\n",
         tests=(
             f"{HURRIED}::test_after_ctrl_c_nothing_is_waited_for_long_that_does_not_come",
             f"{HURRIED_ENDS}::test_ctrl_c_ends_a_worker_though_its_servers_do_not_answer",

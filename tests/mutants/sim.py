@@ -17,6 +17,37 @@ OF_CLOSED_FORMS = "tests/unit/ps_lab/simulate/test_closed_forms.py"
 
 MUTANTS = (
     Mutant(
+        name="sim: what a worker exchanges is made longer by a straggler",
+        file="ps_lab/simulate/engine.py",
+        text="            worker.measured_s = self._now_s - begun_s\n",
+        fault="            worker.measured_s = self._now_s - begun_s + self._costs.exchange_s\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/simulate/test_shared_cores.py"
+                "::test_a_straggler_is_slower_in_its_compute_and_not_in_the_exchange"
+            ),
+        ),
+    ),
+    Mutant(
+        name="sim: all of a worker's processor time is compute",
+        file=FIT,
+        text="computed_s = used_s if step.compute_cpu_s is None else step.compute_cpu_s",
+        fault="computed_s = used_s",
+        tests=(
+            (
+                "tests/unit/ps_lab/simulate/test_shared_cores.py"
+                "::test_what_a_worker_computes_and_what_it_exchanges_are_told_apart"
+            ),
+        ),
+    ),
+    Mutant(
+        name="record: the processor time of compute goes on after the call",
+        file="ps_worker/recording/recorder.py",
+        text="sent.used_s, sent.called_used_s = self._used(), self._called_used_s",
+        fault="sent.used_s = sent.called_used_s = self._used()",
+        tests=("tests/unit/ps_worker/recording/test_recorder.py",),
+    ),
+    Mutant(
         name="sim: the time of first steps is put down to the cores",
         file="ps_lab/simulate/fit.py",
         text="        float(one.started_unix_s[1]) for one in begun\n",

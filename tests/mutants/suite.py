@@ -6,6 +6,7 @@ HANDLE = "ps_lab/cluster/process_handle.py"
 OF_HANDLES = ("tests/unit/ps_lab/cluster/test_process_handle.py",)
 OF_THE_WATCHDOG = ("tests/unit/test_watchdog.py",)
 OF_SOAKS = ("tests/unit/test_soak.py",)
+OF_SERVICES = ("tests/component/test_service.py",)
 
 MUTANTS = (
     Mutant(
@@ -126,5 +127,19 @@ MUTANTS = (
         text="    for reason, count in counts.most_common():\n",
         fault="    for reason, count in Counter(counts.keys()).most_common():\n",
         tests=("tests/unit/test_skips.py",),
+    ),
+    Mutant(
+        name="jobs of a test stay on the shards that all tests share",
+        file="tests/component/service.py",
+        text="        self._loop.start(self._drop(set(self.coordinator.runners) - before)).result(LIMIT_S)\n",
+        fault="        before.clear()\n",
+        tests=OF_SERVICES,
+    ),
+    Mutant(
+        name="workers that outlive a test lose their job",
+        file="tests/component/service.py",
+        text="drop(job, force=False)",
+        fault="drop(job, force=True)",
+        tests=OF_SERVICES,
     ),
 )

@@ -370,6 +370,7 @@ def test_what_an_old_connection_still_holds_does_not_take_answers_away(one_shard
         assert pushed.wait(LIMIT_S)
         assert new.of(wire.Kind.PULLED)
         assert not old.of(wire.Kind.PULLED)
+        sessions[1].closed()
 
     go, pushed = threading.Event(), threading.Event()
     run_workers(one_shard, body, num_workers=2, job=job)

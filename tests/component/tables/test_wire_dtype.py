@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,8 @@ def test_ps_worker_hands_it_to_the_script(tmp_path: Path, monkeypatch: Any):
     script = tmp_path / "shows.py"
     script.write_text("import os\nprint(os.environ['PS_WIRE_DTYPE'])\n")
     monkeypatch.setattr("os.environ", {})
+    monkeypatch.setattr("sys.argv", [*sys.argv])
+    monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr("ps_worker.process.stopping.install", lambda *_: None)  # signals are the tests' own
     words = ["--servers", "none", "--wire-dtype", "bf16", str(script)]
     assert CliRunner().invoke(app, words).stdout.split() == ["bf16"]

@@ -143,6 +143,7 @@ def test_a_target_is_met_from_its_side_alone_and_never_by_nan():
         (LEAST + "seeds = [-1]", "seeds", ">= 0"),
         (LEAST + "workers = 0", "workers", ">= 1"),
         (LEAST + "workers = true", "workers", "got True"),
+        (LEAST + 'workers = "two"', "workers", "a whole number or a list of them, got 'two'"),
         (LEAST + "servers = 1.5", "servers", "whole number"),
         (LEAST + 'carrier = "pigeon"', "carrier", "pigeon"),
         (LEAST + 'wire_dtype = "fp8"', "wire_dtype", "fp8"),

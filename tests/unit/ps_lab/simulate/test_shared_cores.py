@@ -105,6 +105,34 @@ def test_what_servers_take_by_push_and_by_step_is_told_apart_by_two_models():
     assert (alone.take_s_per_byte * alone.num_bytes, alone.apply_s_per_byte) == (pytest.approx(2e-3), 0.0)
 
 
+def test_a_straggler_is_slower_in_its_compute_and_not_in_the_exchange():
+    """6 ms of compute and 4 ms of exchange, each worker with a core: five times as long is 30 + 4 ms."""
+    apart = replace(COSTS, compute_s=((0.006,),), exchange_s=0.004, cores=8.0)
+    free = replace(apart, take_s_per_byte=0.0, apply_s_per_byte=0.0)
+    outcome = simulated("asp", "constant:f=5,worker=0", free)
+    steps = outcome.steps
+    for worker, compute_s in ((0, 0.030), (1, 0.006)):
+        own = steps.whole("worker") == worker
+        assert steps.seconds("compute_s")[own][5] == pytest.approx(compute_s)
+        ended_s = steps.seconds("ended_s")[own]
+        assert ended_s[6] - ended_s[5] == pytest.approx(compute_s + 0.004)
+
+
+def test_what_a_worker_computes_and_what_it_exchanges_are_told_apart():
+    """By the processor time at its call; records of before have none, and all of theirs is compute."""
+    run = measured("asp")
+    apart = tuple(
+        replace(one, steps=tuple(replace(step, compute_cpu_s=0.6 * WORK_S) for step in one.steps))
+        for one in run.recordings
+    )
+    fitted = fit_on_shared_cores([replace(run, recordings=apart)], 2.0)
+    assert fitted.compute_s[0][0] == pytest.approx(0.6 * WORK_S)
+    assert fitted.exchange_s == pytest.approx(0.4 * WORK_S)
+    assert fitted.cores == pytest.approx(2.0, rel=0.05)
+    before = fit_on_shared_cores([run], 2.0)
+    assert (before.compute_s[0][0], before.exchange_s) == (pytest.approx(WORK_S), 0.0)
+
+
 def test_a_run_that_got_a_part_of_the_cores_is_found_to_have_got_it():
     fitted = fit_on_shared_cores([measured("asp")], 6.0)
     assert fitted.cores == pytest.approx(2.0, rel=0.05)

@@ -77,7 +77,8 @@ def test_processor_time_is_of_its_step_and_begins_anew_with_an_incarnation(tmp_p
     world.recorder.enter(HEADER)
     for clock in range(3):
         world.step(clock)
-    assert [it.cpu_s for it in world.records()] == [0.25] * 3
+    assert [it.cpu_s for it in world.records()] == [0.5] * 3
+    assert [it.compute_cpu_s for it in world.records()] == [0.25] * 3
 
 
 def test_weights_that_arrive_in_the_next_forward_end_the_step(tmp_path: Path):
