@@ -1,4 +1,4 @@
-"""What a person has typed of snapshots, for servers that run in processes of a worker; not checked."""
+"""Options of snapshots as a person typed them, for servers in processes of a worker; not checked."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ps_worker.group.ending import Ending
 
 
 class Rider(Protocol):
-    """What ranks tell each other beside a step, with its header."""
+    """A part of what ranks tell each other that has nothing to do with a step, and goes with its header."""
 
     def say(self, table: int, step: int) -> Fields:
         """Called before this rank says what it has of a step; gives what goes along. It may wait."""

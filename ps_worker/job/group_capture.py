@@ -27,7 +27,7 @@ CUT, NOTE = "cut", "note"  # for a snapshot; for whoever goes on when all are go
 
 
 class GroupCapture:
-    """What one rank of a group has captured, on its way to the leader. A `Rider` of a step's header."""
+    """The states that one rank of a group has captured, on their way to the leader; a `Rider` of headers."""
 
     def __init__(self, channel: Channel, promises: Mapping[str, Callable[[], SnapshotPromise]]) -> None:
         """Has captured nothing.
