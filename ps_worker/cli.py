@@ -305,12 +305,11 @@ def _set_snapshots(
         raise UsageError(
             f"--snapshot-dir is for --servers {ALONE}: servers are told theirs (ps-server --snapshot-dir)"
         )
-    if place is None:
-        return
-    os.environ["PS_SNAPSHOT_DIR"] = place if "://" in place else str(Path(place).absolute())
     os.environ["PS_SNAPSHOT_KEEP"] = str(keep)
     if every is not None:
         os.environ["PS_SNAPSHOT_EVERY"] = every
+    if place is not None:
+        os.environ["PS_SNAPSHOT_DIR"] = place if "://" in place else str(Path(place).absolute())
 
 
 def _count(servers: str, num_workers: str | None, nproc: int, group_size: int) -> str | None:

@@ -55,6 +55,7 @@ class HostedShard:
                 raise UsageError(
                     f"--snapshot-dir {snapshots.place}: without servers (--servers none) it is a local folder"
                 )
+        policy = policy_of(snapshots.every, snapshots.keep)
         self._loop = asyncio.new_event_loop()
         self._executor = ThreadPoolExecutor(thread_name_prefix="ps-io")
         self._loop.set_default_executor(self._executor)
@@ -71,7 +72,7 @@ class HostedShard:
                 memory_limit_bytes=None,
                 access=access,
                 snapshot_dir=snapshots.place,
-                snapshots=policy_of(snapshots.every, snapshots.keep),
+                snapshots=policy,
                 state_dir=folder,
                 durability=Durability.NONE if folder is None else Durability.SNAPSHOT,
             )

@@ -212,7 +212,10 @@ class Group:
                     cut(wires, self.ranks)
         self.channel.close()
         if self._made is not None and self.healthy:
-            dist.destroy_process_group(self._made)
+            if (
+                dist.group.WORLD is self._made
+            ):  # a script may have destroyed it, as Accelerate does at its end
+                dist.destroy_process_group(self._made)
             self._made = None
         return all_left
 

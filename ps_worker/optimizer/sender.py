@@ -56,7 +56,7 @@ class Sender:
             divides: loss scales are taken out by a division, as fused kernels do.
             as_views: gradients lie in the memory that is pushed.
             of_one_rank: they are those of one rank of a group, whose mean is taken as they leave: the script
-                must not have touched them, which is looked at in the first step with a gradient.
+                must not change them, which is looked at until a step in which it does not write into them.
         """
         self._of_one_rank = of_one_rank
         self.tables: Sequence[TableGradients] = ()
@@ -160,10 +160,11 @@ class Sender:
             self._mode = Mode.WAITING
         elif self._mode is Mode.WATCHING and self.seen:
             if self._of_one_rank:
-                for table in self.tables:
-                    table.check_untouched()
-            untouched = not self._of_one_rank and all(table.change() is None for table in self.tables)
-            self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
+                written = [table.check_brought() for table in self.tables]
+                self._mode = Mode.WATCHING if any(written) else Mode.WAITING
+            else:
+                untouched = all(table.change() is None for table in self.tables)
+                self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
 
     def send(self, scale: float | None, *, overflow: bool) -> None:
         """Sends what has not left, or abstains where there is nothing to send.

@@ -131,16 +131,20 @@ class TableGradients:
             return "param_groups changed between backward and step()"
         return None
 
-    def check_untouched(self) -> None:
-        """Refuses a watched step in which the script did something to a gradient between backward and now.
+    def check_brought(self) -> bool:
+        """Refuses a watched step in which gradients are not what backward has brought.
+
+        Returns:
+            Whether the script has written into some, with the same values: it may clip, and not have to yet.
 
         Raises:
             GradientChanged: naming the parameter, and what to do in a group of ranks.
         """
         for bucket in self._buckets:
-            touched = bucket.touched_since_noted()
-            if touched is not None:
-                raise GradientChanged(f"{touched}. {OF_ONE_RANK}")
+            other = bucket.other_since_noted()
+            if other is not None:
+                raise GradientChanged(f"{other}. {OF_ONE_RANK}")
+        return any(bucket.written_since_noted for bucket in self._buckets)
 
     def check_left(self) -> None:
         """Refuses a step whose gradients or hyper-parameters changed after buckets had left.

@@ -450,6 +450,9 @@ with ps.connect() as worker:
     torch.distributed.barrier(worker.group)
     optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
     scaler = torch.amp.GradScaler("cpu")
+    model(torch.ones(1, 2)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))  # for a figure: nothing is changed
+    optimizer.step()
     changes = {
         "scaled": lambda: torch._foreach_mul_([it.grad for it in model.parameters()], 0.5),
         "clipped": lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3),

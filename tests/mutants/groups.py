@@ -94,6 +94,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="groups: who clips, and does not have to in the first step, clips its own gradient in a later one",
+        file="ps_worker/optimizer/sender.py",
+        text="Mode.WATCHING if any(written) else Mode.WAITING",
+        fault="Mode.WAITING",
+        tests=(f"{GROUPS}::test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on",),
+    ),
+    Mutant(
         name="groups: a rank that was not there takes rank 0's generators",
         file="ps_worker/job/group_capture.py",
         text="if not (rank and is_owners(name))}\n",
@@ -103,8 +110,8 @@ MUTANTS = (
     Mutant(
         name="groups: each rank clips its own gradient, and nobody hears of it",
         file="ps_worker/optimizer/sender.py",
-        text="                    table.check_untouched()\n",
-        fault="                    pass\n",
+        text="                written = [table.check_brought() for table in self.tables]\n",
+        fault="                written = [False]\n",
         tests=(f"{GROUPS}::test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on",),
     ),
     Mutant(
