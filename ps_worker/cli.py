@@ -33,6 +33,7 @@ from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import check_job_name, parse_servers
 from ps_wire.text import one_line
 from ps_worker.job import own_servers
+from ps_worker.pipeline.schedules import PIPELINING
 from ps_worker.process import open_files, rank_processes, script_errors, stopping
 from ps_worker.process.rank_processes import CAN_FORK
 from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, REDUCES, STORE, parse_size
@@ -210,7 +211,8 @@ def run(
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder
     _set_snapshots(context, servers, snapshot_dir, snapshot_every, snapshot_keep)
-    worker = _number(worker, nproc, group_size, fresh=fresh, alone=servers == ALONE)
+    modules = (PIPELINING,) if pipeline_stages > 1 else ()
+    worker = _number(worker, nproc, group_size, modules, fresh=fresh, alone=servers == ALONE)
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
     _share_cores(servers, most * group_size, nproc)
@@ -326,13 +328,16 @@ def _count(servers: str, num_workers: str | None, nproc: int, group_size: int) -
     return num_workers
 
 
-def _number(worker: int | None, nproc: int, group_size: int, *, fresh: bool, alone: bool) -> int | None:
+def _number(
+    worker: int | None, nproc: int, group_size: int, modules: Sequence[str], *, fresh: bool, alone: bool
+) -> int | None:
     """This worker's number. Where several processes are to run, this one starts them and ends; they go on."""
     if nproc == 1:
         return worker
     if LOCAL_RANK not in os.environ:
         ranks = [{GROUP_RANK: str(it % group_size), LOCAL_RANK: str(it)} for it in range(nproc)]
-        code = _run_ranks(ranks, AGAIN + sys.argv[1:] if fresh or not CAN_FORK else (), alone=alone)
+        command = AGAIN + sys.argv[1:] if fresh or not CAN_FORK else ()
+        code = _run_ranks(ranks, command, modules, alone=alone)
         if code is not None:
             sys.exit(code)
     return (worker or 0) + int(os.environ[LOCAL_RANK]) // group_size
@@ -344,13 +349,16 @@ def _process_name(worker: int | None, group_size: int) -> str:
     return f"{name} rank {os.environ[GROUP_RANK]}" if group_size > 1 and GROUP_RANK in os.environ else name
 
 
-def _run_ranks(ranks: Sequence[Mapping[str, str]], command: Sequence[str], *, alone: bool) -> int | None:
+def _run_ranks(
+    ranks: Sequence[Mapping[str, str]], command: Sequence[str], modules: Sequence[str], *, alone: bool
+) -> int | None:
     """See `rank_processes.run`; ranks without servers meet at a store that this process keeps."""
     if not alone or STORE in os.environ:
-        return rank_processes.run(ranks, command)
+        return rank_processes.run(ranks, command, modules=modules)
     listening, os.environ[STORE] = own_servers.listen()
     with listening:
-        return rank_processes.run(ranks, command, started=partial(own_servers.keep_store, listening))
+        keep = partial(own_servers.keep_store, listening)
+        return rank_processes.run(ranks, command, modules=modules, started=keep)
 
 
 def _share_cores(servers: str, processes: int, here: int = 1) -> None:

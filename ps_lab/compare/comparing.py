@@ -101,7 +101,7 @@ class _Comparing:
         self._display = display
         self._scores = scores
         self._done = 0
-        self._began_s = time.monotonic()
+        self._began_s = self._ended_s = time.monotonic()  # the first run began, the last one ended
 
     def all(self, runner: LocalRunner, found: facts.Facts, budget_s: float | None) -> None:
         """Does them, until they are done or the budget is over."""
@@ -114,6 +114,7 @@ class _Comparing:
             outcome = runner.run(one.run, records=one.records, log=one.path / LOG)
             one.end(outcome)
             self._done += 1
+            self._ended_s = time.monotonic()
             if outcome.ending is Ending.FAILED:
                 self.failed.append(f"{one.run}: {outcome.reason}")
             figures = self._scores.add(read_run(one))
@@ -131,9 +132,15 @@ class _Comparing:
         """Says how long the others will take, once one has ended."""
         if not self._done:
             return ""
-        mean_s = (time.monotonic() - self._began_s) / self._done
-        minutes, seconds = divmod(round(mean_s * (len(self._missing) - self._done)), 60)
+        mean_s = (self._ended_s - self._began_s) / self._done
+        left_s = time_left_s(mean_s, len(self._missing) - self._done, time.monotonic() - self._ended_s)
+        minutes, seconds = divmod(round(left_s), 60)
         return f", about {minutes}:{seconds:02} left"
+
+
+def time_left_s(mean_s: float, runs: int, going_s: float) -> float:
+    """Of so many runs, the first of which is going on; one that takes long ends at any moment."""
+    return mean_s * (runs - 1) + max(mean_s - going_s, 0.0)
 
 
 def _said(one: RunFolder, outcome: RunOutcome, figures: RunFigures) -> str:

@@ -144,7 +144,7 @@ class Drops:
             workers = tuple(member.holder for member in runner.job.roster.heard())
             self._names.note(job, runner.job.roster.newest_incarnation)
             runner.do(runner.job.dismiss(error))
-            del self._runners[job]
+            self._runners.pop(job, None)  # one with nothing to keep may have gone by itself meanwhile
         self._recovery.dismiss(job)
         readers = self._readers.dismiss(job, error)
         await self._order(pb.Order(drop_job=pb.DropJob(job=job)))

@@ -14,7 +14,7 @@ by the user's thread, and replaced as a whole where connections' threads read it
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -85,6 +85,7 @@ class Exchange:
         decided: bool = False,
         traffic: TrafficListener | None = None,
         lends: bool = False,
+        held: Collection[int] | None = None,
         ranks: MakeRanks | None = None,
     ) -> None:
         """Has nothing under way.
@@ -104,12 +105,13 @@ class Exchange:
             decided: a step closes when it has been decided over all shards (clipping, backup workers).
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             lends: other ranks of its group may map its gradients.
+            held: buckets of which this process has parameters; None: all.
             ranks: makes the traffic between the ranks of a group, of the flat gradients, the partitions, and
                 the number of pieces in each; None: this process is the whole worker.
         """
         self.number = table
         self.plan = plan
-        self.memory = TableMemory(plan, sharing, lends=lends)
+        self.memory = TableMemory(plan, sharing, lends=lends, held=held)
         self.gradients = self.memory.gradients
         self.partitions: list[Partition] = self.memory.partitions
         shard_of = [partition.shard for partition in self.partitions]

@@ -80,6 +80,14 @@ class StageTable:
 
     holders: Holders
 
+    def buckets_of(self, rank: int, plan: Plan) -> frozenset[int]:
+        """The buckets in which a rank holds parameters: of the others it writes and reads nothing."""
+        return frozenset(
+            bucket.index
+            for bucket in plan.buckets
+            if any(rank in self.holders[it.parameter] for it in bucket.placements)
+        )
+
 
 class StageTraffic:
     """The way of one table's gradients and weights in a pipeline, as one stage has it.

@@ -234,6 +234,7 @@ class TableStart:
             bounded=self._settings.consistency.bounded,
             decided=getattr(self._settings.consistency, "backup", 0) > 0 or spec.clip_grad_norm is not None,
             traffic=self._traffic,
+            held=None if stage is None else stage.buckets_of(self._settings.ranks.rank, plan),
             ranks=None
             if self._group is None
             else self._group.traffic(

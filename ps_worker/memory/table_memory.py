@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
@@ -63,13 +63,23 @@ class TableMemory:
         on_arrival: told, on a receiving thread, of each partition whose weights are here; see `watch`.
     """
 
-    def __init__(self, plan: Plan, sharing: Sharing, *, lends: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, sharing: Sharing, *, lends: bool = False, held: Collection[int] | None = None
+    ) -> None:
         """Allocates zeros; other ranks of a group on this host may map gradients where it `lends` them.
+
+        Args:
+            plan: of the table.
+            sharing: what of it.
+            lends: as above.
+            held: buckets of which this process has parameters: no page of the others is ever touched, nor is
+                anything of shards laid there. None: all.
 
         Raises:
             OSError: the system has no descriptor left.
         """
         self._plan = plan
+        self._held = held
         self.partitions = [plan.partition(index) for index in range(plan.num_partitions)]
         self.on_arrival: Callable[[Partition], None] = lambda _: None
         self._lock = threading.RLock()
@@ -95,10 +105,11 @@ class TableMemory:
             self._halves = [OverlaidMemory(nbytes) for _ in range(2)]
             self._flats = [FlatBuckets(plan, memory=half) for half in self._halves]
         else:
-            self._flats = [FlatBuckets(plan, memory=weights)]
+            self._flats = [FlatBuckets(plan, memory=weights, held=held)]
         self.weights = self._flats[0]
         pinned = [self.gradients] if self._halves else [self.gradients, *self._flats]  # a pin is a write
-        self.stagings = Stagings([tensor for flat in pinned for tensor in flat.tensors])
+        mine = [it.index for it in plan.buckets if held is None or it.index in held]
+        self.stagings = Stagings([flat.tensors[index] for flat in pinned for index in mine])
 
     def watch(self, on_arrival: Callable[[Partition], None]) -> None:
         """This is told of partitions whose weights are here from now on, in place of who was before."""
@@ -183,7 +194,7 @@ class TableMemory:
             FrameRefused: it is no memory of the size that the shard's weights have.
             OSError: the system refuses.
         """
-        layout = SliceLayout(self._plan, shard)
+        layout = SliceLayout(self._plan, shard, self._held)
         for descriptor in descriptors:
             shared_memory.check(descriptor, layout.nbytes)
         inode = os.fstat(descriptors[0]).st_ino
@@ -274,7 +285,7 @@ class TableMemory:
             yield from self._spans(shard)
 
     def _spans(self, shard: int) -> list[tuple[int, int]]:
-        return [(at, count) for at, _, count in SliceLayout(self._plan, shard).spans]
+        return [(at, count) for at, _, count in SliceLayout(self._plan, shard, self._held).spans]
 
 
 def weights_changed(what: str) -> WeightsChanged:

@@ -12,6 +12,13 @@ OF_PLAYBACK = "tests/unit/ps_lab/top/test_playback.py"
 
 MUTANTS = (
     Mutant(
+        name="compare: the time left grows while a run takes long",
+        file="ps_lab/compare/comparing.py",
+        text="    return mean_s * (runs - 1) + max(mean_s - going_s, 0.0)\n",
+        fault="    return (mean_s + going_s) * runs\n",
+        tests=("tests/unit/ps_lab/compare/test_comparing.py",),
+    ),
+    Mutant(
         name="compare: a run whose records found no room is taken for whole",
         file="ps_lab/compare/run_log.py",
         text="        if GAVE_UP in line:\n",

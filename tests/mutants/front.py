@@ -17,6 +17,13 @@ MUTANTS = (
         tests=(f"{DROPPED}::test_a_job_with_live_workers_is_refused_and_goes_on",),
     ),
     Mutant(
+        name="front: a job that goes by itself while it is dropped is a bug",
+        file="ps_server/coordinator/drops.py",
+        text="            self._runners.pop(job, None)  #",
+        fault="            del self._runners[job]  #",
+        tests=(f"{DROPPED}::test_a_job_that_goes_by_itself_while_it_is_dropped_is_gone",),
+    ),
+    Mutant(
         name="front: a job that is dropped leaves what it had on the shards",
         file="ps_server/coordinator/drops.py",
         text="        await self._order(pb.Order(drop_job=pb.DropJob(job=job)))\n",

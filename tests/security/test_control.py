@@ -82,7 +82,9 @@ def test_bytes_that_are_no_message_are_the_callers_error(
             wanted = grpc.StatusCode.UNAUTHENTICATED if refused else grpc.StatusCode.INVALID_ARGUMENT
             assert raised.value.code() is wanted, raised.value
     assert tracebacks(caplog) == []
-    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 1
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    own = [record for record in said if "more refusals" not in record.getMessage()]  # of earlier tests
+    assert len(own) <= 1
 
 
 def test_thousands_of_messages_that_are_nearly_right_change_nothing_for_another_job(

@@ -106,6 +106,22 @@ def test_a_job_that_is_not_there_cannot_be_dropped(cluster):
         drop(cluster, "no-such-job")
 
 
+def test_a_job_that_goes_by_itself_while_it_is_dropped_is_gone(cluster, monkeypatch):
+    """One that has trained nothing goes with its last worker; its name begins anew all the same."""
+    job = fresh_name()
+    worker = connect(cluster, job)
+
+    def leave(_: str) -> int:
+        worker.leave()
+        until(lambda: job not in cluster.coordinator.runners, "it has gone")
+        return 0
+
+    monkeypatch.setattr(cluster.coordinator._drops, "_mark", leave)
+    dropped = drop(cluster, job, force=True)
+    assert (dropped.tables, list(dropped.workers)) == (0, [])
+    assert run_to_the_end(cluster, job, 5.0) == 4
+
+
 def test_who_comes_to_an_ended_job_otherwise_is_told_the_ways_out(cluster):
     """The default name is spent by one run: another model, or consistency, is refused with the remedy."""
     job = fresh_name()

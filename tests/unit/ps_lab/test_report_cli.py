@@ -75,5 +75,5 @@ def test_the_experiments_can_be_read_and_their_scripts_take_what_they_are_given(
     assert {"--lr", "--seed"} <= given
 
 
-def test_three_experiments_come_with_the_project() -> None:
-    assert [path.stem for path in EXPERIMENTS] == ["char_lm", "quick", "stragglers"]
+def test_four_experiments_come_with_the_project() -> None:
+    assert [path.stem for path in EXPERIMENTS] == ["char_lm", "learning_rates", "quick", "stragglers"]
