@@ -27,7 +27,7 @@ from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.job.resumption import Resumption
 from ps_worker.job.side_state import SideState, of_table
 from ps_worker.memory.os_memory import can_overlay
-from ps_worker.memory.table_memory import Sharing
+from ps_worker.memory.table_memory import Sharing, stays
 from ps_worker.model import model_table
 from ps_worker.model.extras import ModelExtras
 from ps_worker.settings import Settings
@@ -261,7 +261,7 @@ class TableStart:
         if not self._shares:
             lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
             return Sharing.LENT if lends and self._group is None else Sharing.PRIVATE
-        worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
+        worth = stays(plan) or Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
         if worth and plain and can_overlay() and self._presence.can_map():
             return Sharing.MAPPED
         return Sharing.COPIED
