@@ -41,7 +41,7 @@ from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
-from ps_worker.group.step_header import StepHeader
+from ps_worker.group.step_header import Rider, StepHeader
 
 Present = Sequence[Sequence[bool]]
 Terms = tuple[memoryview, ...]
@@ -95,6 +95,7 @@ class GradientReduce:
         lent: Lent | None = None,
         owners: Sequence[int] | None = None,
         hosts: Hosts | None = None,
+        rider: Rider | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -109,12 +110,13 @@ class GradientReduce:
                 lie; None: they are sent.
             owners: by partition, its owner rank; None: as `owners_of` shares them out.
             hosts: of the ranks, each of which sums by itself first; None: owners sum all.
+            rider: what goes along with the header of each step; None: nothing does.
         """
         self._hosts = hosts
         self._lent = lent
         self._channel = channel
         self._ending = ending
-        self._header = StepHeader(channel, ending, table)
+        self._header = StepHeader(channel, ending, table, rider)
         self._table = table
         self._gradients = gradients
         self._partitions = partitions
@@ -157,7 +159,7 @@ class GradientReduce:
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        if self._header.say(step, there=True, weight=weight, hyper=hyper):
+        if self._header.begin(step, there=True, weight=weight, hyper=hyper):
             self._begun.clear()
         self._say(bucket, present, apart=apart)
         return self._heard(waits=False)
@@ -169,9 +171,8 @@ class GradientReduce:
 
     def abstain(self, step: int) -> list[Reduced]:
         """This rank has nothing in this step; what the others have of what it owns."""
-        if self._header.say(step, there=False, weight=0.0, hyper=0):
+        if self._header.begin(step, there=False, weight=0.0, hyper=0):
             self._begun.clear()
-            self._header.hear()
             if self._header.there:
                 for bucket in range(len(self._gradients)):
                     self._say(bucket, None, apart=False)
@@ -191,13 +192,10 @@ class GradientReduce:
     def _heard(self, *, waits: bool) -> list[Reduced]:
         """What all ranks have said by now; or waits for what this one has."""
         found = []
-        while (self._said or not self._header.heard) and (waits or self._channel.all_have_said()):
-            if not self._header.heard:
-                self._header.hear()
-            else:
-                begun = self._said.popleft()
-                said = self._channel.hear_all(begun.saying)
-                found.append(self._reduce(begun.bucket, said, apart=begun.apart))
+        while self._said and (waits or self._channel.all_have_said()):
+            begun = self._said.popleft()
+            said = self._channel.hear_all(begun.saying)
+            found.append(self._reduce(begun.bucket, said, apart=begun.apart))
         return found
 
     def _reduce(self, bucket: int, said: Sequence[Said], *, apart: bool) -> Reduced:

@@ -2,15 +2,27 @@
 
 Each rank says whether it has a gradient, the weight of its pushes, a checksum of its hyper-parameters, and
 whether it was asked to end; all hear the same in the same order, so all decide the same. A rank says nothing
-of step v before it has the weights of version v. It must not know what the gradients are.
+of step v before it has the weights of version v. It must not know what the gradients are, nor what rides
+along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from ps_worker.group.channel import Channel, Saying
+from ps_worker.group.channel import Channel, Fields
 from ps_worker.group.ending import Ending
+
+
+class Rider(Protocol):
+    """A part of what ranks tell each other that has nothing to do with a step, and goes with its header."""
+
+    def say(self, table: int, step: int) -> Fields:
+        """Called before this rank says what it has of a step; gives what goes along. It may wait."""
+
+    def hear(self, said: Sequence[Fields]) -> None:
+        """Called when all ranks have said so, with what each has; it may talk to them."""
 
 
 class StepHeader:
@@ -19,31 +31,30 @@ class StepHeader:
     Attributes:
         step: of which it is; -1: there was none.
         mine: this rank has a gradient in it.
-        heard: all ranks have said theirs, and what follows is known.
         there: the ranks that have one.
         weight: of the pushes.
     """
 
-    def __init__(self, channel: Channel, ending: Ending, table: int) -> None:
+    def __init__(self, channel: Channel, ending: Ending, table: int, rider: Rider | None = None) -> None:
         """No step has begun.
 
         Args:
             channel: to the other ranks.
             ending: whether the group is to end after a step.
             table: its number, for people.
+            rider: what goes along; None: nothing does.
         """
+        self._rider = rider
         self.step = -1
         self.mine = False
-        self.heard = True
         self.there: Sequence[int] = ()
         self.weight = 1.0
         self._channel = channel
         self._ending = ending
         self._table = table
-        self._saying: Saying | None = None
 
-    def say(self, step: int, *, there: bool, weight: float, hyper: int) -> bool:
-        """Says what this rank has of a step, where it is a new one; waits for nobody.
+    def begin(self, step: int, *, there: bool, weight: float, hyper: int) -> bool:
+        """Every rank says what it has of a step; waits for the others where it is a new one.
 
         Args:
             step: the worker's clock.
@@ -55,33 +66,24 @@ class StepHeader:
             Whether it is a new step.
 
         Raises:
-            GroupBroken: a rank has gone.
+            GroupBroken: a rank does something else, or has gone, or has other hyper-parameters.
         """
         if step == self.step:
             return False
         mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
-        self._saying = self._channel.say(self._name(step), mine, late=False)
-        self.step, self.mine, self.heard = step, there, False
-        return True
-
-    def hear(self) -> None:
-        """Waits until all ranks have said theirs.
-
-        Raises:
-            GroupBroken: a rank does something else, or has gone, or has other hyper-parameters.
-        """
-        assert self._saying is not None
-        said = [one.fields for one in self._channel.hear_all(self._saying)]
-        self.heard = True
+        if self._rider is not None:
+            mine |= self._rider.say(self._table, step)
+        said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
+        self.step, self.mine = step, there
         self.there = [rank for rank, one in enumerate(said) if one.get("there")]
         hypers = [said[rank].get("hyper") for rank in self.there]
-        check_hyper(self._channel, hypers, self._name(self.step))
+        check_hyper(self._channel, hypers, f"step {step} of table {self._table}")
         weights = (float(said[rank]["weight"]) for rank in self.there)
         self.weight = next((weight for weight in weights if weight), 0.0)
         self._ending.heard(any(one.get("ends") for one in said))
-
-    def _name(self, step: int) -> str:
-        return f"step {step} of table {self._table}"
+        if self._rider is not None:
+            self._rider.hear(said)
+        return True
 
 
 def check_hyper(channel: Channel, hypers: Sequence[int | None], where: str) -> None:
