@@ -166,7 +166,7 @@ class GradientReduce:
 
     @trace.traced("reduce")
     def rest(self) -> list[Reduced]:
-        """All buckets of the step are there on this rank; waits for those of the others. See `push`."""
+        """Gives what is left of a step whose buckets are there; waits for those of the others. See `push`."""
         return self._heard(waits=True)
 
     def abstain(self, step: int) -> list[Reduced]:
