@@ -132,9 +132,9 @@ TARGET int ps_finite(const float *values, size_t elements)
  * elements differently. `first` and `second` are the moments, changed in place; `out` is no memory of
  * `weights`. `l2` is added to the gradient times the weight, `keep` multiplies the weight; `first_share` is
  * 1 - beta1, less than a half; `root` is the square root of the bias correction of the second moment. */
-TARGET void ps_adam(const float *gradient, const float *weights, float *out, float *first, float *second,
-                    size_t elements, float first_share, float second_kept, float second_share, float rate,
-                    float root, float eps, float l2, float keep, int streams)
+TARGET static void adam(const float *gradient, const float *weights, float *out, float *first, float *second,
+                        size_t elements, float first_share, float second_kept, float second_share, float rate,
+                        float root, float eps, float l2, float keep, int streams)
 {
     const __m256 first_shares = _mm256_set1_ps(first_share), kept = _mm256_set1_ps(second_kept);
     const __m256 second_shares = _mm256_set1_ps(second_share), rates = _mm256_set1_ps(-rate);
@@ -175,6 +175,17 @@ TARGET void ps_adam(const float *gradient, const float *weights, float *out, flo
     }
     if (streams)
         _mm_sfence();
+}
+
+/* Of many pieces, each by itself; those of `streamed` elements and more are written past the caches. */
+TARGET void ps_adam_pieces(size_t count, const float *const *gradients, const float *const *weights,
+                           float *const *outs, float *const *firsts, float *const *seconds, const size_t *elements,
+                           float first_share, float second_kept, float second_share, float rate, float root,
+                           float eps, float l2, float keep, size_t streamed)
+{
+    for (size_t piece = 0; piece < count; piece++)
+        adam(gradients[piece], weights[piece], outs[piece], firsts[piece], seconds[piece], elements[piece],
+             first_share, second_kept, second_share, rate, root, eps, l2, keep, elements[piece] >= streamed);
 }
 
 /* Past the caches; the two do not overlap. */

@@ -5,7 +5,7 @@ is written and read again: 1.7 times what memory allows for the whole. Where the
 compiler at the installation), cannot run, or differs from torch in one bit, there is none of it, and torch
 does everything. It must not know partitions or workers.
 
-Legend: E = elements of a partition, W = contributions.
+Legend: E = elements of a partition or of a piece of it, P = pieces, W = contributions.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ class Kernels:
         library.ps_mean_step.argtypes = [
             pointer, size, pointer, ctypes.c_float, pointer, size, ctypes.c_int,
         ]  # fmt: skip
-        self._adam: Callable[..., None] = library.ps_adam
-        numbers = [ctypes.c_float] * 8
-        library.ps_adam.argtypes = [pointer] * 5 + [size, *numbers, ctypes.c_int]
-        library.ps_adam.restype = None
+        self._adam: Callable[..., None] = library.ps_adam_pieces
+        library.ps_adam_pieces.argtypes = [size, *[pointer] * 6, *[ctypes.c_float] * 8, size]
+        library.ps_adam_pieces.restype = None
         library.ps_finite.argtypes = [pointer, size]
         library.ps_copy.argtypes, library.ps_copy.restype = [pointer, pointer, size], None
 
@@ -75,11 +74,11 @@ class Kernels:
 
     def adam(
         self,
-        gradient: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
+        gradients: Numbers,
+        weights: Numbers,
+        outs: Numbers,
+        firsts: Numbers,
+        seconds: Numbers,
         *,
         first_share: float,
         second_kept: float,
@@ -90,14 +89,14 @@ class Kernels:
         l2: float,
         keep: float,
     ) -> None:
-        """A step of Adam: see `ps_adam` in kernels.c.
+        """A step of Adam on P pieces that have taken as many steps: see `adam` in kernels.c.
 
         Args:
-            gradient: shape (E,), float32, contiguous, as all of them.
+            gradients: P of them, shape (E,) each, float32, contiguous, as all of these.
             weights: those before the step.
-            out: those of after; no memory of `weights`.
-            first: moment, changed in place.
-            second: moment, changed in place.
+            outs: those of after; no memory of `weights`.
+            firsts: moments, changed in place.
+            seconds: moments, changed in place.
             first_share: 1 - beta1, less than 0.5.
             second_kept: beta2.
             second_share: 1 - beta2.
@@ -107,9 +106,10 @@ class Kernels:
             l2: of each weight, added to its gradient.
             keep: what each weight is multiplied by.
         """
-        places = [tensor.data_ptr() for tensor in (gradient, weights, out, first, second)]
+        places = [_pointers(tensors) for tensors in (gradients, weights, outs, firsts, seconds)]
+        sizes = (ctypes.c_size_t * len(outs))(*[out.numel() for out in outs])
         numbers = first_share, second_kept, second_share, rate, root, eps, l2, keep
-        self._adam(*places, out.numel(), *numbers, out.nbytes >= STREAMED_BYTES)
+        self._adam(len(outs), *places, sizes, *numbers, STREAMED_BYTES // 4)
 
     def finite(self, values: torch.Tensor) -> bool:
         """Whether each of the values, shape (E,), float32, contiguous, is finite."""

@@ -67,6 +67,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="cell: who has one gradient is taken for one who has all",
+        file="ps_server/shard/partition/cell.py",
+        text="        if all(gradient.present):\n",
+        fault="        if any(gradient.present):\n",
+        tests=("tests/unit/ps_server/shard/test_law_1_in_process.py",),
+    ),
+    Mutant(
         name="kernels.c: the mean leaves its last elements out",
         file=KERNELS,
         text="    for (; at < elements; at++) {\n        float mean = mean_scalar",
@@ -104,8 +111,8 @@ MUTANTS = (
     Mutant(
         name="adam: a piece without a gradient keeps what the other half held",
         file=ADAM,
-        text="                out.data.copy_(weights)\n                left.append(gradient)",
-        fault="                left.append(gradient)",
+        text="                after[piece].data.copy_(before[piece])\n",
+        fault="",
         tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(
@@ -114,6 +121,13 @@ MUTANTS = (
         text="            if gradient is None or not state:\n",
         fault="            if gradient is None and state:\n                state['step'].add_(1)\n"
         "            if gradient is None or not state:\n",
+        tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
+    ),
+    Mutant(
+        name="adam: pieces that came later take the correction of the first one's steps",
+        file=ADAM,
+        text='            by_count.setdefault(states[piece]["step"].item(), []).append(piece)\n',
+        fault='            by_count.setdefault(states[mine[0]]["step"].item(), []).append(piece)\n',
         tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(

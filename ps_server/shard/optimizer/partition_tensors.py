@@ -7,7 +7,7 @@ It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -165,7 +165,7 @@ class PartitionTensors:
         return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, gradients)
 
     @trace.traced("optimizer")
-    def apply(self, average: torch.Tensor | None, present: Iterable[bool], group: Group) -> None:
+    def apply(self, average: torch.Tensor | None, present: Sequence[bool], group: Group) -> None:
         """One optimizer step, by the first way that takes it.
 
         Args:
@@ -177,9 +177,8 @@ class PartitionTensors:
         if bound is None:
             self.carry()
             return
-        flags = list(present)
         for stepper, fit in self._ways(bound, group):
-            if stepper.run(bound, fit, average, flags):
+            if stepper.run(bound, fit, average, present):
                 return
 
     def _ways(self, bound: BoundOptimizer, group: Group) -> list[tuple[Stepper[Any], Any]]:

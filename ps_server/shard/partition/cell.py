@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -559,6 +559,9 @@ class Cell:
             )
 
 
-def _present(gradients: Sequence[Gradient]) -> Iterator[bool]:
-    """P flags: somebody has a gradient of the piece."""
-    return map(any, zip(*[gradient.present for gradient in gradients], strict=True))
+def _present(gradients: Sequence[Gradient]) -> Sequence[bool]:
+    """P flags: somebody has a gradient of the piece. Mostly one has all, which is seen without a loop."""
+    for gradient in gradients:
+        if all(gradient.present):
+            return gradient.present
+    return list(map(any, zip(*[gradient.present for gradient in gradients], strict=True)))
