@@ -26,6 +26,7 @@ from ps_wire.process.log_level import LogLevel
 from ps_wire.process.log_option import LogLevelOption
 from ps_wire.process.rank_options import Fresh, GroupSize, PipelineStages
 from ps_wire.process.ranks import OWN
+from ps_wire.snapshot.snapshot_options import KEEP
 from ps_wire.spec import consistency as models
 from ps_wire.spec import nonfinite as choices
 from ps_wire.spec import wire_dtype as wire_dtypes
@@ -148,6 +149,20 @@ def run(
             help="With --tls-dir, ranks may be on several hosts: what they send each other is not encrypted.",
         ),
     ] = False,
+    snapshot_dir: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_DIR",
+            help="A folder for the job's snapshots, with --servers none and --nproc: it goes on from them.",
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(envvar="PS_SNAPSHOT_EVERY", metavar="500steps|5m", help="How often they are taken."),
+    ] = None,
+    snapshot_keep: Annotated[
+        int, typer.Option(envvar="PS_SNAPSHOT_KEEP", min=1, help="The last ones that are kept.")
+    ] = KEEP,
     pipeline_stages: PipelineStages = 1,
     stage: Annotated[
         int | None,
@@ -195,6 +210,7 @@ def run(
     for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir), ("PS_LOG_DIR", log_dir)):
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder
+    _set_snapshots(context, servers, snapshot_dir, snapshot_every, snapshot_keep)
     modules = (PIPELINING,) if pipeline_stages > 1 else ()
     worker = _number(worker, nproc, group_size, modules, fresh=fresh, alone=servers == ALONE)
     if worker is not None:
@@ -280,6 +296,22 @@ def _group_size(group_size: int, stages: int, stage: int | None, nproc: int) -> 
     if stages > 1 and group_size not in (1, stages):
         raise UsageError(f"--group-size {group_size} with --pipeline-stages {stages}: leave --group-size out")
     return max(group_size, stages)
+
+
+def _set_snapshots(
+    context: typer.Context, servers: str, place: str | None, every: str | None, keep: int
+) -> None:
+    """Of a job without servers, for the processes that have its shards."""
+    typed = getattr(context.get_parameter_source("snapshot_dir"), "name", "")
+    if servers != ALONE and typed == "COMMANDLINE":  # PS_SNAPSHOT_DIR may be that of servers
+        raise UsageError(
+            f"--snapshot-dir is for --servers {ALONE}: servers are told theirs (ps-server --snapshot-dir)"
+        )
+    os.environ["PS_SNAPSHOT_KEEP"] = str(keep)
+    if every is not None:
+        os.environ["PS_SNAPSHOT_EVERY"] = every
+    if place is not None:
+        os.environ["PS_SNAPSHOT_DIR"] = place if "://" in place else str(Path(place).absolute())
 
 
 def _count(servers: str, num_workers: str | None, nproc: int, group_size: int) -> str | None:

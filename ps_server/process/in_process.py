@@ -32,6 +32,7 @@ from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreach
 from ps_wire.frames.carrier import MEMORY, Outlet, Receiver
 from ps_wire.frames.service import FramesOut, Landing
 from ps_wire.process import watched
+from ps_wire.snapshot.snapshot_options import SnapshotOptions
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 
 ADDRESS = "this process"
@@ -60,9 +61,11 @@ class LocalService:
         self._thread.start()
 
     @staticmethod
-    def beside_others(shard: int, num_shards: int, coordinator: str | None, access: Access) -> HostedShard:
+    def beside_others(
+        shard: int, num_shards: int, coordinator: str | None, access: Access, snapshots: SnapshotOptions
+    ) -> HostedShard:
         """One of several shards, each in a process of its own; see `HostedShard`."""
-        return HostedShard(shard, num_shards, coordinator, access)
+        return HostedShard(shard, num_shards, coordinator, access, snapshots)
 
     def shard(self, index: int) -> _Calls:
         """See `Service.shard`."""

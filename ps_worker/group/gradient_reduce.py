@@ -35,7 +35,7 @@ from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
-from ps_worker.group.step_header import StepHeader
+from ps_worker.group.step_header import Rider, StepHeader
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -79,6 +79,7 @@ class GradientReduce:
         lent: Lent | None = None,
         owners: Sequence[int] | None = None,
         hosts: Hosts | None = None,
+        rider: Rider | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -93,12 +94,13 @@ class GradientReduce:
                 lie; None: they are sent.
             owners: by partition, its owner rank; None: as `owners_of` shares them out.
             hosts: of the ranks, each of which sums by itself first; None: owners sum all.
+            rider: what goes along with the header of each step; None: nothing does.
         """
         self._hosts = hosts
         self._lent = lent
         self._channel = channel
         self._ending = ending
-        self._header = StepHeader(channel, ending, table)
+        self._header = StepHeader(channel, ending, table, rider)
         self._table = table
         self._gradients = gradients
         self._partitions = partitions

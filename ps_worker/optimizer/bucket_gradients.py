@@ -304,6 +304,21 @@ class BucketGradients:
                 return changed(self._names[index])
         return None
 
+    def other_since_noted(self) -> str | None:
+        """Says which gradient has other values than backward has brought, in however many passes, or None."""
+        for index, (gradient, _) in self._noted.items():
+            now = self.parameters[index].grad
+            if now is not gradient:
+                return replaced(self._names[index])
+            if not same(now.detach(), self._views[index]):
+                return changed(self._names[index])
+        return None
+
+    @property
+    def written_since_noted(self) -> bool:
+        """Whether somebody has written into a gradient since, with other values or the same."""
+        return any(gradient._version != version for gradient, version in self._noted.values())
+
     def changed_since_left(self, sample: slice, turn: int) -> str | None:
         """Says what happened to a gradient since the bucket left, as far as the checks see, or None.
 

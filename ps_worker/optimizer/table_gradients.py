@@ -28,6 +28,12 @@ REMEDY = (
     "wrap the optimizer with overlap=False; after a Ctrl-C in backward, optimizer.abandon() gives the step up"
 )
 
+OF_ONE_RANK = (
+    "In a group of ranks that is done to the gradient of one rank, before the mean over ranks is taken, and "
+    "clip_grad_norm_ would bound another norm than under DistributedDataParallel: give clip_grad_norm= to "
+    "wrap. What is meant for a rank's own gradient goes into the loss, or a hook (Tensor.register_hook)"
+)
+
 
 class Mode(Enum):
     """The moment at which buckets leave."""
@@ -124,6 +130,21 @@ class TableGradients:
         if self._seen is not None and self._seen != self._hyperparameters():
             return "param_groups changed between backward and step()"
         return None
+
+    def check_brought(self) -> bool:
+        """Refuses a watched step in which gradients are not what backward has brought.
+
+        Returns:
+            Whether the script has written into some, with the same values: it may clip, and not have to yet.
+
+        Raises:
+            GradientChanged: naming the parameter, and what to do in a group of ranks.
+        """
+        for bucket in self._buckets:
+            other = bucket.other_since_noted()
+            if other is not None:
+                raise GradientChanged(f"{other}. {OF_ONE_RANK}")
+        return any(bucket.written_since_noted for bucket in self._buckets)
 
     def check_left(self) -> None:
         """Refuses a step whose gradients or hyper-parameters changed after buckets had left.
