@@ -190,7 +190,7 @@ class GradientReduce:
         self._said.append(_Begun(bucket, self._channel.say(name, {"present": mine}, late=False), apart))
 
     def _heard(self, *, waits: bool) -> list[Reduced]:
-        """What all ranks have said by now; or waits for what this one has."""
+        """Gives what all ranks have said by now, or waits until they have said what this one has."""
         found = []
         while self._said and (waits or self._channel.all_have_said()):
             begun = self._said.popleft()
