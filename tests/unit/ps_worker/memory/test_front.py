@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,7 @@ class Halves:
         nbytes = SliceLayout(plan, shard).nbytes
         made = [shared_memory.create_readable(nbytes) for _ in range(2)]
         self.descriptors = [descriptor for descriptor, _ in made]
+        self.inodes = {os.fstat(descriptor).st_ino for descriptor in self.descriptors}
         self._memory = [torch.frombuffer(memory, dtype=torch.float32) for _, memory in made]
 
     def write(self, version: int, value: float) -> None:
@@ -92,14 +95,13 @@ def laid() -> Iterator[Laid]:
     made.memory.own_all(ended=True)
 
 
-def descriptors() -> int:
-    """Of shared memory that this process has open."""
-    found = 0
+def opened(*halves: Halves) -> int:
+    """How many descriptors of these this process has open, beside the two that each shard has."""
+    inodes = set().union(*(it.inodes for it in halves))
+    found = -2 * len(halves)
     for path in Path("/proc/self/fd").iterdir():
-        try:
-            found += "memfd:ps-" in str(path.readlink())
-        except FileNotFoundError:  # the folder's own
-            continue
+        with suppress(OSError):  # the folder's own, or another thread's
+            found += path.stat().st_ino in inodes
     return found
 
 
@@ -195,17 +197,20 @@ def test_weights_stay_in_their_place_at_the_end(ended: bool):
 
 def test_no_descriptor_stays_open():
     """Of what was laid, laid again, given up, and of memory that nobody uses any more."""
-    before = descriptors()
     laid = Laid(PLAN)
-    own = descriptors() - before - 4  # of two shards; the others are the gradients'
-    laid.lay(0)
-    assert descriptors() == before + own + 4
+    first, second = laid.shards
+    assert opened(first, second) == 4
+    again = laid.lay(0)
+    assert (opened(first), opened(again, second)) == (0, 4)
     laid.memory.own(0)
-    assert descriptors() == before + own + 2
+    assert opened(again, second) == 2
     laid.memory.own_all()
-    assert descriptors() == before + own
+    assert opened(again, second) == 0
     other = Laid(PLAN)
     other.step(1)
     assert other.shows(1)
-    del other, laid
-    assert descriptors() == before
+    shards = other.shards
+    assert opened(*shards) == 4
+    del other.memory
+    gc.collect()
+    assert opened(*shards) == 0
