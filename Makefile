@@ -112,7 +112,7 @@ clean:
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml setup.py ps_wire/process/kernels.c constraints.txt $(VENV)/bin/python
+$(VENV)/installed: pyproject.toml setup.py ps_wire/process/kernels.c ps_worker/memory/tensor_list.cpp constraints.txt $(VENV)/bin/python
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[certs,compare,examples]' && touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

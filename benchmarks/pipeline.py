@@ -12,7 +12,8 @@
     memory     the most bytes that autograd keeps in the first stage, 1f1b over gpipe
     pss        memory (PSS, after two steps) of the largest of 4 stages over that of a worker of one process,
                for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, whose worker of one
-               process and servers take more than 24 GiB
+               process and servers take more than 24 GiB; what of it is memory that is not shared (anon),
+               shared with servers (shmem), or of programs (file)
 """
 
 import argparse
@@ -164,8 +165,9 @@ with ps.connect() as worker:
             for part in x.split(1):
                 (loss_of(model(part), part) / MICROBATCHES).backward()
         optimizer.step()
-    kb = re.search(r"Pss: +([0-9]+) kB", open("/proc/self/smaps_rollup").read())[1]
-    print("pss", int(kb) * 1024, flush=True)
+    lines = open("/proc/self/smaps_rollup").read()
+    found = re.findall("^(Pss|Pss_Anon|Pss_File|Pss_Shmem): +([0-9]+) kB", lines, re.MULTILINE)
+    print(*[f"{name.lower()} {int(kb) * 1024}" for name, kb in found], flush=True)
 """
 
 
@@ -271,27 +273,43 @@ def memory(stages: int) -> dict[str, object]:
 
 def pss(stages: int, width: int) -> dict[str, object]:
     """See `--what pss`."""
-    parts = _every("pss", WEIGHING, stages, str(width))
-    (whole,) = _every("pss", WEIGHING, 1, str(width))
-    return {"width": width, "stages": parts, "one_process": whole, "share": max(parts) / whole}
+    kinds = "pss", "pss_anon", "pss_file", "pss_shmem"
+    said = _output(WEIGHING, stages, str(width))
+    parts = sorted(zip(*(_figures(kind, said) for kind in kinds), strict=True))
+    said = _output(WEIGHING, 1, str(width))
+    (whole,) = zip(*(_figures(kind, said) for kind in kinds), strict=True)
+    return {
+        "width": width,
+        "stages": [part[0] for part in parts],
+        "largest": dict(zip(kinds, parts[-1], strict=True)),
+        "one_process": dict(zip(kinds, whole, strict=True)),
+        "share": parts[-1][0] / whole[0],
+    }
 
 
 def _said(word: str, text: str, stages: int, schedule: str) -> float:
-    return _every(word, text, stages, schedule)[0]
+    return _figures(word, _output(text, stages, schedule))[0]
 
 
-def _every(word: str, text: str, stages: int, argument: str) -> list[float]:
-    """What each process that says it has said."""
+def _figures(word: str, said: str) -> list[float]:
+    """What each process has said behind a word."""
+    found = [float(it) for it in re.findall(rf"\b{word} (\S+)", said)]
+    if not found:
+        raise SystemExit(said)
+    return found
+
+
+def _output(text: str, stages: int, argument: str) -> str:
+    """What the processes of a script say."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(text)
         words = [command_path("ps-lab"), "launch", "--num-servers", "1", "--num-workers", "1"]
         words += ["--pipeline-stages", str(stages), str(script), argument]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-    found = [float(it) for it in re.findall(rf"\b{word} (\S+)", done.stdout)]
-    if done.returncode or not found:
+    if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
-    return found
+    return done.stdout
 
 
 def main() -> None:

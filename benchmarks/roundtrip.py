@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peers import ALL_PEERS
 
-from ps_lab.bench.cli import check_writable, use_tls, write_json
+from ps_lab.bench.cli import use_tls, write_json
 from ps_lab.bench.report import roundtrip_table
 from ps_lab.bench.roundtrip import measure
 from ps_lab.bench.setup import Setup, parse_peers
@@ -19,6 +19,7 @@ from ps_lab.bench.shapes import of_model
 from ps_lab.bench.watcher import showing
 from ps_lab.cluster.display import make_console, make_error_console
 from ps_lab.errors import exit_code_of
+from ps_lab.outputs import check_file
 from ps_wire.errors import PsError
 
 
@@ -54,7 +55,7 @@ def main() -> None:
         with_limit=True,
         tls_dir=use_tls(options.tls_dir),
     )
-    check_writable(options.json)
+    check_file(options.json, "--json")
     with showing(make_error_console()) as watcher:
         outcome = measure(setup, watcher, peers=ALL_PEERS)
     make_console().print(roundtrip_table(outcome))

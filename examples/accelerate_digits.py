@@ -3,7 +3,7 @@
     ps-lab launch --num-workers 2 examples/accelerate_digits.py --out runs/accelerate
 
 Accelerate thinks that it is alone (`num_processes` is 1), so what it does for many processes is done here:
-- `is_main_process` is true on every worker: write files and logs where `worker.rank == 0`.
+- `is_main_process` is true on every worker: write files and logs where `worker.is_first`.
 - It does not shard data: `worker.loader` does. Such a loader is not prepared, so `accumulate` does not see
   its end: gradients of a last, incomplete accumulation are stepped in the next epoch.
 - `gather` and `reduce` give back this worker's own tensors.
@@ -11,6 +11,8 @@ Accelerate thinks that it is alone (`num_processes` is 1), so what it does for m
   from the servers and sets it there again.
 - The job starts with rank 0's weights as they are in wrap: load a checkpoint's before it. All workers call
   `load_state` after it, for the optimizer's state; it must leave the weights alone.
+- In groups of ranks (--group-size 2) `wrap` has the mean clipped. Start them with ps-worker or ps-lab: what
+  torchrun sets would have Accelerate put DistributedDataParallel around the model.
 """
 
 import argparse
@@ -45,7 +47,7 @@ def main() -> None:
     set_seed(0)
     train, test = load()
     with ps.connect() as worker:  # ps
-        first = worker.rank == 0  # ps: instead of accelerator.is_main_process
+        first = worker.is_first  # ps: instead of accelerator.is_main_process
         accelerator = Accelerator(
             gradient_accumulation_steps=args.accumulate,
             log_with="tensorboard" if first else None,
@@ -60,7 +62,8 @@ def main() -> None:
             load_model(model, f"{args.resume}/model.safetensors")  # ps: before wrap
             begin = int(Path(args.resume).name.removeprefix("epoch_"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.5, 0.99))
-        optimizer = worker.wrap(optimizer, model)  # ps
+        grouped = worker.group_size > 1  # ps: after backward a rank of a group has its own gradient
+        optimizer = worker.wrap(optimizer, model, clip_grad_norm=1.0 if grouped else None)  # ps
         loader = worker.loader(train, batch_size=args.batch_size, shuffle=True, seed=0)  # ps
         steps = args.epochs * len(loader) // args.accumulate
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=args.lr, total_steps=steps)
@@ -77,7 +80,7 @@ def main() -> None:
                 with accelerator.accumulate(model):
                     loss = nn.functional.cross_entropy(model(images), labels)
                     accelerator.backward(loss)
-                    if accelerator.sync_gradients:
+                    if accelerator.sync_gradients and not grouped:
                         accelerator.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                     scheduler.step()

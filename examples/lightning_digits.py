@@ -3,12 +3,15 @@
     ps-lab launch --num-workers 2 examples/lightning_digits.py --out runs/lightning
 
 Module, scheduler, clipping, checkpoints and TensorBoard are plain Lightning; the strategy is all that the
-servers add. `gradient_clip_val` clips each worker's own gradient.
+servers add. `gradient_clip_val` clips each worker's own gradient. In groups of ranks (--group-size 2) the
+strategy has the mean clipped.
 """
 
 import argparse
 import logging
+import os
 import tempfile
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -32,8 +35,9 @@ class ParameterServerStrategy(SingleDeviceStrategy):
     bsp all find the same, under ssp and asp EarlyStopping may stop one before another.
     """
 
-    def __init__(self, device: str = "cpu", **settings: Any) -> None:
+    def __init__(self, device: str = "cpu", clip: float | None = None, **settings: Any) -> None:
         super().__init__(device)
+        self.clip = clip  # of the mean
         self.settings = settings  # of ps.connect; without them it reads the environment
         self.worker: ps.Worker | None = None
 
@@ -43,12 +47,18 @@ class ParameterServerStrategy(SingleDeviceStrategy):
         super().setup_environment()
         if self.lightning_module.trainer.training:  # to validate, test and predict needs no job
             self.worker = ps.connect(**self.settings)
-            self.global_rank, self.world_size = self.worker.rank, self.worker.num_workers
+            self.world_size = self.worker.num_workers * self.worker.group_size
+            self.global_rank = self.worker.rank * self.worker.group_size + self.worker.group_rank
             rank_zero_only.rank = self.global_rank  # loggers ask this, and not the strategy
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         super().setup_optimizers(trainer)  # a checkpoint's weights are loaded by now: rank 0's start the job
-        self.optimizers = [self.worker.wrap(each, self.lightning_module) for each in self.optimizers]
+        wrap = partial(self.worker.wrap, clip_grad_norm=self.clip)
+        self.optimizers = [wrap(each, self.lightning_module) for each in self.optimizers]
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """For a checkpoint, which rank 0 of a group writes, and reads from the servers."""
+        return super().optimizer_state(optimizer) if self.worker.group_rank == 0 else {}
 
     def process_dataloader(self, dataloader: object) -> object:
         if self.lightning_module.trainer.training:  # every worker validates on all the data
@@ -106,11 +116,12 @@ def main() -> None:
 
     pl.seed_everything(0, verbose=False)
     train, test = load()
+    grouped = int(os.environ.get("PS_GROUP_SIZE", "1")) > 1  # ps: after backward a rank has its own gradient
     model, validation = Digits(args.lr, args.epochs), DataLoader(test, batch_size=len(test))
     trainer = pl.Trainer(
-        strategy=ParameterServerStrategy(),  # ps
+        strategy=ParameterServerStrategy(clip=1.0 if grouped else None),  # ps
         max_epochs=args.epochs,
-        gradient_clip_val=1.0,
+        gradient_clip_val=None if grouped else 1.0,
         logger=TensorBoardLogger(out, name="", version="logs"),
         callbacks=[ModelCheckpoint(f"{out}/checkpoints", save_top_k=-1), LearningRateMonitor()],
         log_every_n_steps=10,

@@ -4,7 +4,8 @@
 
 The Trainer makes the optimizer, the scheduler, clipping, accumulation, checkpoints and logs as always. What
 says "I am the main process" is true on every worker: only rank 0 is told to save and report, and
-`load_best_model_at_end` is left out, for it changes the weights of one worker and not the servers'.
+`load_best_model_at_end` is left out, for it changes the weights of one worker and not the servers'. In groups
+of ranks (--group-size 2) the mean is clipped, by `wrap`.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from transformers.utils import logging
 import ps_worker as ps
 
 CONTEXT = 32  # characters that a prediction may look back
+CLIP = 1.0  # largest norm of a gradient
 
 
 class Text(Dataset):
@@ -47,7 +49,8 @@ class ServedTrainer(Trainer):
 
     def create_optimizer(self, *model: Any) -> torch.optim.Optimizer:
         """A checkpoint's weights are loaded by now: those of rank 0 start the job."""
-        self.optimizer = self.worker.wrap(super().create_optimizer(*model), self.model)
+        clip = CLIP if self.worker.group_size > 1 else None
+        self.optimizer = self.worker.wrap(super().create_optimizer(*model), self.model, clip_grad_norm=clip)
         return self.optimizer
 
     def get_train_dataloader(self) -> ps.Loader:
@@ -87,7 +90,7 @@ def main() -> None:
         attn_pdrop=0.0,
     )
     with ps.connect() as worker:  # ps
-        first = worker.rank == 0  # ps
+        first = worker.is_first  # ps
         trainer = ServedTrainer(
             worker,  # ps
             model=GPT2LMHeadModel(config),
@@ -100,7 +103,7 @@ def main() -> None:
                 learning_rate=args.lr,
                 lr_scheduler_type="cosine",
                 warmup_steps=10,
-                max_grad_norm=1.0,
+                max_grad_norm=CLIP if worker.group_size == 1 else 0.0,  # ps: see `create_optimizer`
                 save_strategy="epoch" if first else "no",  # ps
                 report_to="tensorboard" if first else "none",  # ps
                 logging_steps=10,

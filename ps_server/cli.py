@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ps_server.coordinator.snapshots.durability import Durability
-from ps_server.coordinator.snapshots.policy import SnapshotPolicy, policy_of
+from ps_server.coordinator.snapshots.policy import SnapshotPolicy, policy_of, state_dir_in
 from ps_server.process.memory_share import default_limit_bytes
 from ps_wire.access.access import read
 from ps_wire.errors import ConfigurationRefused, ShardMismatch, UsageError
@@ -244,9 +244,7 @@ def find_state_dir(given: Path | None, snapshot_dir: str | None, shard: int) -> 
     """Where this shard keeps its own state; None: nowhere."""
     if given is not None:
         return given
-    if snapshot_dir is None or ("://" in snapshot_dir and not snapshot_dir.startswith("file://")):
-        return None
-    return Path(snapshot_dir.removeprefix("file://")) / f".state-{shard}"
+    return None if snapshot_dir is None else state_dir_in(snapshot_dir, shard)
 
 
 def parse_durability(text: str | None, snapshot_dir: str | None) -> Durability:

@@ -26,12 +26,14 @@ from ps_wire.process.log_level import LogLevel
 from ps_wire.process.log_option import LogLevelOption
 from ps_wire.process.rank_options import Fresh, GroupSize, PipelineStages
 from ps_wire.process.ranks import OWN
+from ps_wire.snapshot.snapshot_options import KEEP
 from ps_wire.spec import consistency as models
 from ps_wire.spec import nonfinite as choices
 from ps_wire.spec import wire_dtype as wire_dtypes
 from ps_wire.spec.address import check_job_name, parse_servers
 from ps_wire.text import one_line
 from ps_worker.job import own_servers
+from ps_worker.pipeline.schedules import PIPELINING
 from ps_worker.process import open_files, rank_processes, script_errors, stopping
 from ps_worker.process.rank_processes import CAN_FORK
 from ps_worker.settings import ALONE, LEASE_S, METRICS_HOST, REDUCES, STORE, parse_size
@@ -147,6 +149,20 @@ def run(
             help="With --tls-dir, ranks may be on several hosts: what they send each other is not encrypted.",
         ),
     ] = False,
+    snapshot_dir: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PS_SNAPSHOT_DIR",
+            help="A folder for the job's snapshots, with --servers none and --nproc: it goes on from them.",
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(envvar="PS_SNAPSHOT_EVERY", metavar="500steps|5m", help="How often they are taken."),
+    ] = None,
+    snapshot_keep: Annotated[
+        int, typer.Option(envvar="PS_SNAPSHOT_KEEP", min=1, help="The last ones that are kept.")
+    ] = KEEP,
     pipeline_stages: PipelineStages = 1,
     stage: Annotated[
         int | None,
@@ -194,7 +210,9 @@ def run(
     for name, path in (("PS_TOKEN_FILE", token_file), ("PS_TLS_DIR", tls_dir), ("PS_LOG_DIR", log_dir)):
         if path is not None:
             os.environ[name] = str(path.absolute())  # the script may go to another folder
-    worker = _number(worker, nproc, group_size, fresh=fresh, alone=servers == ALONE)
+    _set_snapshots(context, servers, snapshot_dir, snapshot_every, snapshot_keep)
+    modules = (PIPELINING,) if pipeline_stages > 1 else ()
+    worker = _number(worker, nproc, group_size, modules, fresh=fresh, alone=servers == ALONE)
     if worker is not None:
         os.environ["PS_WORKER"] = str(worker)
     _share_cores(servers, most * group_size, nproc)
@@ -280,6 +298,22 @@ def _group_size(group_size: int, stages: int, stage: int | None, nproc: int) -> 
     return max(group_size, stages)
 
 
+def _set_snapshots(
+    context: typer.Context, servers: str, place: str | None, every: str | None, keep: int
+) -> None:
+    """Of a job without servers, for the processes that have its shards."""
+    typed = getattr(context.get_parameter_source("snapshot_dir"), "name", "")
+    if servers != ALONE and typed == "COMMANDLINE":  # PS_SNAPSHOT_DIR may be that of servers
+        raise UsageError(
+            f"--snapshot-dir is for --servers {ALONE}: servers are told theirs (ps-server --snapshot-dir)"
+        )
+    os.environ["PS_SNAPSHOT_KEEP"] = str(keep)
+    if every is not None:
+        os.environ["PS_SNAPSHOT_EVERY"] = every
+    if place is not None:
+        os.environ["PS_SNAPSHOT_DIR"] = place if "://" in place else str(Path(place).absolute())
+
+
 def _count(servers: str, num_workers: str | None, nproc: int, group_size: int) -> str | None:
     """Workers that the job waits for; None: the launcher of a group's ranks says it."""
     if servers == ALONE and nproc not in (1, group_size):
@@ -294,13 +328,16 @@ def _count(servers: str, num_workers: str | None, nproc: int, group_size: int) -
     return num_workers
 
 
-def _number(worker: int | None, nproc: int, group_size: int, *, fresh: bool, alone: bool) -> int | None:
+def _number(
+    worker: int | None, nproc: int, group_size: int, modules: Sequence[str], *, fresh: bool, alone: bool
+) -> int | None:
     """This worker's number. Where several processes are to run, this one starts them and ends; they go on."""
     if nproc == 1:
         return worker
     if LOCAL_RANK not in os.environ:
         ranks = [{GROUP_RANK: str(it % group_size), LOCAL_RANK: str(it)} for it in range(nproc)]
-        code = _run_ranks(ranks, AGAIN + sys.argv[1:] if fresh or not CAN_FORK else (), alone=alone)
+        command = AGAIN + sys.argv[1:] if fresh or not CAN_FORK else ()
+        code = _run_ranks(ranks, command, modules, alone=alone)
         if code is not None:
             sys.exit(code)
     return (worker or 0) + int(os.environ[LOCAL_RANK]) // group_size
@@ -312,13 +349,16 @@ def _process_name(worker: int | None, group_size: int) -> str:
     return f"{name} rank {os.environ[GROUP_RANK]}" if group_size > 1 and GROUP_RANK in os.environ else name
 
 
-def _run_ranks(ranks: Sequence[Mapping[str, str]], command: Sequence[str], *, alone: bool) -> int | None:
+def _run_ranks(
+    ranks: Sequence[Mapping[str, str]], command: Sequence[str], modules: Sequence[str], *, alone: bool
+) -> int | None:
     """See `rank_processes.run`; ranks without servers meet at a store that this process keeps."""
     if not alone or STORE in os.environ:
-        return rank_processes.run(ranks, command)
+        return rank_processes.run(ranks, command, modules=modules)
     listening, os.environ[STORE] = own_servers.listen()
     with listening:
-        return rank_processes.run(ranks, command, started=partial(own_servers.keep_store, listening))
+        keep = partial(own_servers.keep_store, listening)
+        return rank_processes.run(ranks, command, modules=modules, started=keep)
 
 
 def _share_cores(servers: str, processes: int, here: int = 1) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from ps_wire.errors import UsageError
 from ps_wire.frames import carrier
 from ps_wire.process import ranks
+from ps_wire.snapshot.snapshot_options import KEEP, NO_PLACE, SnapshotOptions
 from ps_wire.spec import consistency, nonfinite, stragglers, wire_dtype
 from ps_wire.spec.address import check_job_name, is_loopback, parse_servers
 from ps_wire.spec.stragglers import StragglerProfile
@@ -64,6 +65,7 @@ class Settings:
         pipeline: the ranks of its group are the stages of a pipeline.
         ddp: folder in which the workers of the baseline DistributedDataParallel meet, without servers; None:
             this is no baseline.
+        snapshots: of the job of a group without servers.
         metrics_port: where it shows metrics; 0 lets the system choose, None: nowhere.
         metrics_host: to bind for them.
     """
@@ -93,6 +95,7 @@ class Settings:
     insecure_group: bool = False
     pipeline: bool = False
     ddp: Path | None = None
+    snapshots: SnapshotOptions = NO_PLACE
     metrics_port: int | None = None
     metrics_host: str = METRICS_HOST
 
@@ -160,6 +163,11 @@ def read(environment: Mapping[str, str] | None = None, **given: object) -> Setti
         insecure_group=value("insecure_group", "").lower() in ON,
         pipeline=place.ranks.together and _stages(value) > 1,
         ddp=_path(value("ddp", "")),
+        snapshots=SnapshotOptions(
+            place=value("snapshot_dir", "") or None,
+            every=value("snapshot_every", "") or None,
+            keep=_whole("snapshot_keep", value("snapshot_keep", str(KEEP)), least=1),
+        ),
         metrics_port=_port("metrics_port", value("metrics_port", "")),
         metrics_host=value("metrics_host", METRICS_HOST),
     )
@@ -264,6 +272,7 @@ def _check_alone(made: Settings, *, has_store: bool) -> None:
     """Refuses what needs other processes."""
     if made.role == "reader" and not has_store:
         raise UsageError("a reader needs servers to read from: set PS_SERVERS, or give servers to connect()")
+    _check_snapshots(made)
     for name, number in (("num_workers", made.num_workers - 1), ("worker", made.worker or 0)):
         if number > 0:
             raise UsageError(
@@ -271,6 +280,17 @@ def _check_alone(made: Settings, *, has_store: bool) -> None:
                 "not set: pass --servers to ps-worker, set PS_SERVERS, or give it to connect(); "
                 f"without servers one worker runs alone: leave {name} out"
             )
+
+
+def _check_snapshots(made: Settings) -> None:
+    asked = made.snapshots
+    if asked.place is not None and made.role == "worker" and not made.ranks.together:
+        raise UsageError(
+            "snapshot_dir (PS_SNAPSHOT_DIR) is set, and this worker is one process without servers, which "
+            "takes no snapshots: start ps-server with --snapshot-dir, or several ranks with --nproc"
+        )
+    if asked.place is None and asked.every is not None and made.ranks.together:
+        raise UsageError("snapshot_every (PS_SNAPSHOT_EVERY) needs snapshot_dir (PS_SNAPSHOT_DIR)")
 
 
 def _check_one_process(world_size: str) -> None:

@@ -26,6 +26,7 @@ from ps_worker.data.position import Positions
 from ps_worker.data.script_data import ScriptData
 from ps_worker.group.group import Group
 from ps_worker.job.job_link import JobLink
+from ps_worker.job.side_state import SAMPLES
 from ps_worker.membership.together import Together
 from ps_worker.model.registered import GroupsInForce
 from ps_worker.optimizer.at_forward import AtForward
@@ -106,7 +107,7 @@ class Steps:
             incarnation=lambda: self.link.incarnation,
             returns=lambda: self.data.returns,
         )
-        self.link.side.own.add("@worker", self.data)
+        self.link.side.own.add(SAMPLES, self.data)
 
     def join(self) -> None:
         """Checks the servers, and joins. Raises what `connect` raises."""
@@ -281,7 +282,7 @@ class Steps:
         if self.data.arrived and not self.link.resumption.begin_epoch(epoch):
             self._at_epoch = True
             try:
-                self.link.uploads.noting.at_epoch()
+                self.link.uploads.at_epoch()
             finally:
                 self._at_epoch = False
         return True
@@ -289,7 +290,7 @@ class Steps:
     def end_loop(self) -> None:
         """See `DataListener`. Who comes now goes on behind that loop, too."""
         if self._all and not self.link.ended:
-            self.link.uploads.noting.at_epoch()
+            self.link.uploads.at_epoch()
 
     @property
     def next_call(self) -> int:

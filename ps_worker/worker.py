@@ -141,7 +141,8 @@ class Worker:
 
         Args:
             model: on the CPU or the meta device, the same on all stages.
-            example: the model's inputs of one batch; all batches have its shapes.
+            example: the model's inputs of one batch; all batches have its shapes, and its device, on which
+                this process's stages run: each process may have a GPU of its own.
             microbatches: parts of each batch that go through the stages one after the other; one is the naive
                 split.
             schedule: "gpipe", "1f1b", "interleaved1f1b", "zero-bubble" or "zero-bubble-v", as torch has them.
@@ -218,7 +219,8 @@ class Worker:
                 counts as one.
             clip_grad_norm: largest L2 norm of the gradient over all parameters, as
                 `torch.nn.utils.clip_grad_norm_` bounds it. In BSP the servers clip the mean over all
-                workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped.
+                workers and overlap goes on; in SSP and ASP each worker's own gradient is clipped, in a group
+                the mean of its ranks.
             strict_hyperparameters: in BSP, where a step takes the `param_groups` of another worker and they
                 differ, this worker's next `step()` raises `HyperparametersDiffer`. Otherwise servers warn.
             gradient_as_bucket_view: as in DistributedDataParallel: after backward `p.grad` lies in the memory
@@ -277,6 +279,7 @@ class Worker:
                 strict=strict_hyperparameters,
                 pulls=True,
                 stage=None if pipe is None else pipe.table_of(parameters),
+                max_norm=None if mean or self.group_size == 1 else clip_grad_norm,
             )
             self._models[spec.number] = model
             for parameter in parameters.values():
@@ -293,10 +296,11 @@ class Worker:
             host=self._steps,
             overlap=overlap,
             clip_grad_norm=clip_grad_norm,
-            clipped_by_servers=mean,
+            clipped_as_it_leaves=mean or self.group_size > 1,
             as_views=gradient_as_bucket_view,
             weight=self._data.sample_weight() if weight == "samples" else lambda: even,
             scales=pipe is None,
+            of_one_rank=self.group_size > 1 and pipe is None,
         )
         self._steps.add_optimizer(wrapped, model if pipe is None else pipe.modules[0])
         return wrapped
@@ -651,13 +655,12 @@ class Worker:
             self._refuse_in_group("overlap=True", "leave overlap out, or give overlap=False")
         if as_views and self._group is not None and self._group.stages is not None:
             self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
-        if clip_grad_norm is not None and not self._settings.consistency.aggregates:
-            stages = self._group is not None and self._group.stages is not None
-            self._refuse_in_group(
-                f"clip_grad_norm under {self._settings.consistency}",
-                "take bsp" if stages else "clip in the script, or take bsp",  # a stage has not the whole norm
+        stages = self._group is not None and self._group.stages is not None
+        if stages and clip_grad_norm is not None and not self._settings.consistency.aggregates:
+            self._refuse_in_group(  # a stage has not the whole norm
+                f"clip_grad_norm in a pipeline under {self._settings.consistency}", "take bsp"
             )
-        return False
+        return False if stages else "auto"
 
     def _check_pipeline_wrap(
         self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, pipe: Pipeline | None

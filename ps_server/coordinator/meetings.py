@@ -86,7 +86,7 @@ class Meeting:
                 raise JobMismatch(
                     f"rank {guest.rank} on {one_line(guest.host)} is of a group of {guest.size}, and rank "
                     f"{other.rank} on {one_line(other.host)} of one of {other.size}: all ranks take the same "
-                    "--group-size",
+                    "--group-size (of a pipeline: --pipeline-stages)",
                     expected=other.size,
                     got=guest.size,
                 )
@@ -95,7 +95,7 @@ class Meeting:
         if known is not None and known.process != guest.process:
             raise WorkerNumberTaken(
                 f"a live process on {one_line(known.host)} is rank {guest.rank} of this group already: give "
-                "each process a rank of its own",
+                "each process a rank of its own (of a pipeline: --stage)",
                 rank=guest.rank,
             )
         self._guests[guest.rank], self._asked_s[guest.rank] = guest, now_s

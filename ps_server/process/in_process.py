@@ -31,7 +31,9 @@ from ps_wire.access.access import Access
 from ps_wire.errors import InternalError, PsError, ServerNotReady, ServerUnreachable
 from ps_wire.frames.carrier import MEMORY, Outlet, Receiver
 from ps_wire.frames.service import FramesOut, Landing
+from ps_wire.frames.terms import whole
 from ps_wire.process import watched
+from ps_wire.snapshot.snapshot_options import SnapshotOptions
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 
 ADDRESS = "this process"
@@ -60,9 +62,11 @@ class LocalService:
         self._thread.start()
 
     @staticmethod
-    def beside_others(shard: int, num_shards: int, coordinator: str | None, access: Access) -> HostedShard:
+    def beside_others(
+        shard: int, num_shards: int, coordinator: str | None, access: Access, snapshots: SnapshotOptions
+    ) -> HostedShard:
         """One of several shards, each in a process of its own; see `HostedShard`."""
-        return HostedShard(shard, num_shards, coordinator, access)
+        return HostedShard(shard, num_shards, coordinator, access, snapshots)
 
     def shard(self, index: int) -> _Calls:
         """See `Service.shard`."""
@@ -80,7 +84,7 @@ class LocalService:
     ) -> MemoryStream:
         """See `Service.stream`."""
         assert shard == 0, offer
-        return MemoryStream(frames, self._accept)
+        return MemoryStream(map(whole, frames), self._accept)
 
     def _accept(self, outlet: Outlet) -> Receiver:
         shard = self._shard  # another thread may close

@@ -21,6 +21,7 @@ READ = 1  # flag of a PULL: the job has ended, so it is answered at once, with w
 CUT = 2  # flag of a PULL: acknowledged at once, answered at the cut of that number (its step); for a reader
 STRICT = 2  # flag of a PUSH: its hyper-parameters are those of its step, or its worker gets an error
 PULLS = 4  # flag of a PUSH: its worker has all weights of older versions; newer ones say that it was read
+RANKS = 8  # flag of a PUSH, SHARED: its gradient is the mean of what the ranks of its group have there
 TOLD = 1  # flag of an ACK: `hyper` is the clock gap that the push made. Not of a duplicate's
 APPLIED = 2  # flag of an ACK: `version` is that at which the push was applied, or in bsp will be
 DROPPED = 4  # flag of an ACK: the push came too late
@@ -64,7 +65,7 @@ class Frame:
     Attributes:
         kind: what it is.
         codec: how the payload is encoded (`ps_wire.spec.codec`); 0 is the partition's dtype as it is.
-        flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`, `PULLS`.
+        flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`, `PULLS`, `RANKS`.
         partition: number in the table's plan.
         table: number of the table in its job.
         rank: which rank of a worker group sent it.
@@ -75,10 +76,12 @@ class Frame:
         generation: of the shard.
         incarnation: of that worker; grows at each join.
         hyper: number of the hyper-parameters that a PUSH takes, or a HYPER sets. ACK: see `TOLD`. PULLED: see
-            `TIMED`.
+            `TIMED`. SHARE: how many of the descriptors, the last ones, are of ranks of the sender's group.
         weight: of the push in a BSP mean.
         meta: by kind: a bitmap, a list, a message.
         payload: elements, raw.
+        terms: in place of a payload of float32: what each rank of a group has, in rank order; the payload is
+            their mean. In no byte of the frame: see `RANKS`, and `terms.whole`.
         descriptors: open files that go beside a SHARE; a Unix socket carries them, in no byte of the frame.
     """
 
@@ -97,7 +100,13 @@ class Frame:
     weight: float = 1.0
     meta: bytes | memoryview = _NONE
     payload: bytes | memoryview = _NONE
+    terms: tuple[memoryview, ...] = ()
     descriptors: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload, also where its terms stand for it."""
+        return len(self.terms[0]) if self.terms else len(self.payload)
 
 
 def header(frame: Frame, payload_bytes: int) -> bytes:
@@ -125,6 +134,7 @@ def header(frame: Frame, payload_bytes: int) -> bytes:
 
 def prefix(frame: Frame) -> bytes:
     """The bytes before the frame's payload: header, meta padded to 16 bytes."""
+    assert not frame.terms, "what cannot be read where it lies is made whole before it leaves"
     head = header(frame, memoryview(frame.payload).nbytes)
     if not frame.meta:
         return head

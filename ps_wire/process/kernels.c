@@ -1,5 +1,6 @@
-/* The mean of gradients in rank order, and a plain step of SGD with it, in one pass over memory; a step of Adam
- * from one memory into another; the look for values that are not finite, and the copy that a worker reads.
+/* The mean of gradients in rank order, each of which may be the mean of several terms, and a plain step of SGD
+ * with it, in one pass over memory; a step of Adam from one memory into another; the look for values that are
+ * not finite, and the copy that a worker reads.
  *
  * Each product, sum and quotient is rounded as torch rounds it, so results are the same to the bit;
  * kernels.py compares them before anything uses this. Those that tell return 1 if all was finite. They touch
@@ -30,30 +31,74 @@ static int is_power_of_two(size_t count)
     return (count & (count - 1)) == 0;
 }
 
-INLINE __m256 mean_vector(const float *const *gradients, size_t count, size_t at, int multiplies, __m256 by)
+/* A division by a number of terms. */
+struct quotient {
+    int multiplies;
+    float by;
+    __m256 by_all;
+};
+
+INLINE struct quotient quotient_of(size_t count)
 {
-    __m256 sum = _mm256_loadu_ps(gradients[0] + at);
-    for (size_t rank = 1; rank < count; rank++)
-        sum = _mm256_add_ps(sum, _mm256_loadu_ps(gradients[rank] + at));
-    return multiplies ? _mm256_mul_ps(sum, by) : _mm256_div_ps(sum, by);
+    struct quotient made;
+    made.multiplies = is_power_of_two(count);
+    made.by = made.multiplies ? 1.0f / (float)count : (float)count;
+    made.by_all = _mm256_set1_ps(made.by);
+    return made;
 }
 
-INLINE float mean_scalar(const float *const *gradients, size_t count, size_t at, int multiplies, float by)
+INLINE __m256 divided_vector(__m256 sum, const struct quotient *all)
 {
-    float sum = gradients[0][at];
-    for (size_t rank = 1; rank < count; rank++)
-        sum += gradients[rank][at];
-    return multiplies ? sum * by : sum / by;
+    return all->multiplies ? _mm256_mul_ps(sum, all->by_all) : _mm256_div_ps(sum, all->by_all);
 }
 
-/* All elements; `count` is a constant where this is inlined for two, the commonest. `weights` may be null:
- * then `out` gets the mean. `streams`: past the caches, for memory that nobody here reads soon. */
-INLINE int pass(const float *const *gradients, size_t count, const float *weights, float rate, float *out,
+INLINE float divided_scalar(float sum, const struct quotient *all)
+{
+    return all->multiplies ? sum * all->by : sum / all->by;
+}
+
+INLINE __m256 gradient_vector(const float *const *terms, size_t ranks, size_t at, const struct quotient *all)
+{
+    __m256 sum = _mm256_loadu_ps(terms[0] + at);
+    for (size_t rank = 1; rank < ranks; rank++)
+        sum = _mm256_add_ps(sum, _mm256_loadu_ps(terms[rank] + at));
+    return ranks == 1 ? sum : divided_vector(sum, all);
+}
+
+INLINE float gradient_scalar(const float *const *terms, size_t ranks, size_t at, const struct quotient *all)
+{
+    float sum = terms[0][at];
+    for (size_t rank = 1; rank < ranks; rank++)
+        sum += terms[rank][at];
+    return ranks == 1 ? sum : divided_scalar(sum, all);
+}
+
+INLINE __m256 mean_vector(const float *const *terms, size_t count, size_t ranks, size_t at,
+                          const struct quotient *all, const struct quotient *each)
+{
+    __m256 sum = gradient_vector(terms, ranks, at, each);
+    for (size_t worker = 1; worker < count; worker++)
+        sum = _mm256_add_ps(sum, gradient_vector(terms + worker * ranks, ranks, at, each));
+    return divided_vector(sum, all);
+}
+
+INLINE float mean_scalar(const float *const *terms, size_t count, size_t ranks, size_t at,
+                         const struct quotient *all, const struct quotient *each)
+{
+    float sum = gradient_scalar(terms, ranks, at, each);
+    for (size_t worker = 1; worker < count; worker++)
+        sum += gradient_scalar(terms + worker * ranks, ranks, at, each);
+    return divided_scalar(sum, all);
+}
+
+/* All elements of `count` gradients, each the mean of `ranks` terms that lie one behind the other; both are
+ * constants where this is inlined for what is commonest. `weights` may be null: then `out` gets the mean.
+ * `streams`: past the caches, for memory that nobody here reads soon. */
+INLINE int pass(const float *const *terms, size_t count, size_t ranks, const float *weights, float rate, float *out,
                 size_t elements, int streams)
 {
-    const int multiplies = is_power_of_two(count);
-    const float by = multiplies ? 1.0f / (float)count : (float)count;
-    const __m256 by_all = _mm256_set1_ps(by), rates = _mm256_set1_ps(-rate), zero = _mm256_setzero_ps();
+    const struct quotient all = quotient_of(count), each = quotient_of(ranks);
+    const __m256 rates = _mm256_set1_ps(-rate), zero = _mm256_setzero_ps();
     __m256 spoilt = zero; /* 0 * x is NaN where x is not finite, and stays it in a sum */
     float spoilt_alone = 0.0f;
     size_t at = 0, head = 0;
@@ -63,13 +108,13 @@ INLINE int pass(const float *const *gradients, size_t count, const float *weight
             head = elements;
     }
     for (; at < head; at++) {
-        float mean = mean_scalar(gradients, count, at, multiplies, by);
+        float mean = mean_scalar(terms, count, ranks, at, &all, &each);
         spoilt_alone += 0.0f * mean;
         out[at] = weights ? __builtin_fmaf(-rate, mean, weights[at]) : mean;
     }
     for (; at + LINE <= elements; at += LINE) {
-        __m256 low = mean_vector(gradients, count, at, multiplies, by_all);
-        __m256 high = mean_vector(gradients, count, at + VECTOR, multiplies, by_all);
+        __m256 low = mean_vector(terms, count, ranks, at, &all, &each);
+        __m256 high = mean_vector(terms, count, ranks, at + VECTOR, &all, &each);
         spoilt = _mm256_add_ps(spoilt, _mm256_mul_ps(zero, low));
         spoilt = _mm256_add_ps(spoilt, _mm256_mul_ps(zero, high));
         if (weights) {
@@ -85,7 +130,7 @@ INLINE int pass(const float *const *gradients, size_t count, const float *weight
         }
     }
     for (; at < elements; at++) {
-        float mean = mean_scalar(gradients, count, at, multiplies, by);
+        float mean = mean_scalar(terms, count, ranks, at, &all, &each);
         spoilt_alone += 0.0f * mean;
         out[at] = weights ? __builtin_fmaf(-rate, mean, weights[at]) : mean;
     }
@@ -94,21 +139,25 @@ INLINE int pass(const float *const *gradients, size_t count, const float *weight
     return _mm256_movemask_ps(_mm256_cmp_ps(spoilt, spoilt, _CMP_UNORD_Q)) == 0 && spoilt_alone == spoilt_alone;
 }
 
-/* mean[i] = ((g0[i] + g1[i]) + ...) / count */
-TARGET int ps_mean(const float *const *gradients, size_t count, float *mean, size_t elements)
+/* mean[i] = ((g0[i] + g1[i]) + ...) / count, with g0[i] = ((t0[i] + t1[i]) + ...) / ranks */
+TARGET int ps_rank_mean(const float *const *terms, size_t count, size_t ranks, float *mean, size_t elements)
 {
+    if (ranks > 1)
+        return pass(terms, count, ranks, NULL, 0.0f, mean, elements, 0);
     if (count == 2)
-        return pass(gradients, 2, NULL, 0.0f, mean, elements, 0);
-    return pass(gradients, count, NULL, 0.0f, mean, elements, 0);
+        return pass(terms, 2, 1, NULL, 0.0f, mean, elements, 0);
+    return pass(terms, count, 1, NULL, 0.0f, mean, elements, 0);
 }
 
 /* out[i] = weights[i] - rate * mean[i], product and sum rounded once */
-TARGET int ps_mean_step(const float *const *gradients, size_t count, const float *weights, float rate, float *out,
-                        size_t elements, int streams)
+TARGET int ps_rank_mean_step(const float *const *terms, size_t count, size_t ranks, const float *weights, float rate,
+                        float *out, size_t elements, int streams)
 {
+    if (ranks > 1)
+        return pass(terms, count, ranks, weights, rate, out, elements, streams);
     if (count == 2 && streams)
-        return pass(gradients, 2, weights, rate, out, elements, 1);
-    return pass(gradients, count, weights, rate, out, elements, streams);
+        return pass(terms, 2, 1, weights, rate, out, elements, 1);
+    return pass(terms, count, 1, weights, rate, out, elements, streams);
 }
 
 TARGET int ps_finite(const float *values, size_t elements)
@@ -132,9 +181,9 @@ TARGET int ps_finite(const float *values, size_t elements)
  * elements differently. `first` and `second` are the moments, changed in place; `out` is no memory of
  * `weights`. `l2` is added to the gradient times the weight, `keep` multiplies the weight; `first_share` is
  * 1 - beta1, less than a half; `root` is the square root of the bias correction of the second moment. */
-TARGET void ps_adam(const float *gradient, const float *weights, float *out, float *first, float *second,
-                    size_t elements, float first_share, float second_kept, float second_share, float rate,
-                    float root, float eps, float l2, float keep, int streams)
+TARGET static void adam(const float *gradient, const float *weights, float *out, float *first, float *second,
+                        size_t elements, float first_share, float second_kept, float second_share, float rate,
+                        float root, float eps, float l2, float keep, int streams)
 {
     const __m256 first_shares = _mm256_set1_ps(first_share), kept = _mm256_set1_ps(second_kept);
     const __m256 second_shares = _mm256_set1_ps(second_share), rates = _mm256_set1_ps(-rate);
@@ -175,6 +224,17 @@ TARGET void ps_adam(const float *gradient, const float *weights, float *out, flo
     }
     if (streams)
         _mm_sfence();
+}
+
+/* Of many pieces, each by itself; those of `streamed` elements and more are written past the caches. */
+TARGET void ps_adam_pieces(size_t count, const float *const *gradients, const float *const *weights,
+                           float *const *outs, float *const *firsts, float *const *seconds, const size_t *elements,
+                           float first_share, float second_kept, float second_share, float rate, float root,
+                           float eps, float l2, float keep, size_t streamed)
+{
+    for (size_t piece = 0; piece < count; piece++)
+        adam(gradients[piece], weights[piece], outs[piece], firsts[piece], seconds[piece], elements[piece],
+             first_share, second_kept, second_share, rate, root, eps, l2, keep, elements[piece] >= streamed);
 }
 
 /* Past the caches; the two do not overlap. */

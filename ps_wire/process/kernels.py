@@ -5,7 +5,8 @@ is written and read again: 1.7 times what memory allows for the whole. Where the
 compiler at the installation), cannot run, or differs from torch in one bit, there is none of it, and torch
 does everything. It must not know partitions or workers.
 
-Legend: E = elements of a partition, W = contributions.
+Legend: E = elements of a partition or of a piece of it, P = pieces, W = contributions, R = ranks, of whose
+terms a contribution is the mean.
 """
 
 from __future__ import annotations
@@ -29,57 +30,61 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         """Takes a library that has them."""
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        self._mean: Callable[..., int] = library.ps_mean
-        self._mean_step: Callable[..., int] = library.ps_mean_step
+        self._mean: Callable[..., int] = library.ps_rank_mean
+        self._mean_step: Callable[..., int] = library.ps_rank_mean_step
         self._finite: Callable[..., int] = library.ps_finite
         self._copy: Callable[..., None] = library.ps_copy
-        library.ps_mean.argtypes = [pointer, size, pointer, size]
-        library.ps_mean_step.argtypes = [
-            pointer, size, pointer, ctypes.c_float, pointer, size, ctypes.c_int,
+        library.ps_rank_mean.argtypes = [pointer, size, size, pointer, size]
+        library.ps_rank_mean_step.argtypes = [
+            pointer, size, size, pointer, ctypes.c_float, pointer, size, ctypes.c_int,
         ]  # fmt: skip
-        self._adam: Callable[..., None] = library.ps_adam
-        numbers = [ctypes.c_float] * 8
-        library.ps_adam.argtypes = [pointer] * 5 + [size, *numbers, ctypes.c_int]
-        library.ps_adam.restype = None
+        self._adam: Callable[..., None] = library.ps_adam_pieces
+        library.ps_adam_pieces.argtypes = [size, *[pointer] * 6, *[ctypes.c_float] * 8, size]
+        library.ps_adam_pieces.restype = None
         library.ps_finite.argtypes = [pointer, size]
         library.ps_copy.argtypes, library.ps_copy.restype = [pointer, pointer, size], None
 
-    def mean(self, gradients: Numbers, out: torch.Tensor) -> bool:
-        """`((g0 + g1) + ...) / W`.
+    def mean(self, terms: Numbers, out: torch.Tensor, ranks: int = 1) -> bool:
+        """`((g0 + g1) + ...) / W`, with `g0 = ((t0 + t1) + ...) / R`, every sum and quotient rounded once.
 
         Args:
-            gradients: W tensors of shape (E,), for which `fit` holds.
-            out: shape (E,), float32, contiguous; one of the gradients, or no memory of theirs.
+            terms: W * R tensors of shape (E,), for which `fit` holds; those of a gradient follow each other.
+            out: shape (E,), float32, contiguous; one of the terms, or no memory of theirs.
+            ranks: R.
 
         Returns:
             Whether each element of the mean is finite.
         """
-        return bool(self._mean(_pointers(gradients), len(gradients), out.data_ptr(), out.numel()))
+        count = len(terms) // ranks
+        return bool(self._mean(_pointers(terms), count, ranks, out.data_ptr(), out.numel()))
 
-    def mean_step(self, gradients: Numbers, weights: torch.Tensor, rate: float, out: torch.Tensor) -> bool:
+    def mean_step(
+        self, terms: Numbers, weights: torch.Tensor, rate: float, out: torch.Tensor, ranks: int = 1
+    ) -> bool:
         """`weights - rate * mean`, product and sum rounded once, as `torch.add(alpha=)` does.
 
         Args:
-            gradients: as `mean`.
+            terms: as `mean`.
             weights: shape (E,), float32, contiguous.
             rate: the learning rate.
-            out: as `weights`; no memory of theirs, nor of a gradient.
+            out: as `weights`; no memory of theirs, nor of a term.
+            ranks: as `mean`.
 
         Returns:
             Whether each element of the mean is finite; else `out` is not to be used.
         """
         streams = out.nbytes >= STREAMED_BYTES
-        pointers, size = _pointers(gradients), out.numel()
+        pointers, size, count = _pointers(terms), out.numel(), len(terms) // ranks
         at, to = weights.data_ptr(), out.data_ptr()
-        return bool(self._mean_step(pointers, len(gradients), at, rate, to, size, streams))
+        return bool(self._mean_step(pointers, count, ranks, at, rate, to, size, streams))
 
     def adam(
         self,
-        gradient: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
+        gradients: Numbers,
+        weights: Numbers,
+        outs: Numbers,
+        firsts: Numbers,
+        seconds: Numbers,
         *,
         first_share: float,
         second_kept: float,
@@ -90,14 +95,14 @@ class Kernels:
         l2: float,
         keep: float,
     ) -> None:
-        """A step of Adam: see `ps_adam` in kernels.c.
+        """A step of Adam on P pieces that have taken as many steps: see `adam` in kernels.c.
 
         Args:
-            gradient: shape (E,), float32, contiguous, as all of them.
+            gradients: P of them, shape (E,) each, float32, contiguous, as all of these.
             weights: those before the step.
-            out: those of after; no memory of `weights`.
-            first: moment, changed in place.
-            second: moment, changed in place.
+            outs: those of after; no memory of `weights`.
+            firsts: moments, changed in place.
+            seconds: moments, changed in place.
             first_share: 1 - beta1, less than 0.5.
             second_kept: beta2.
             second_share: 1 - beta2.
@@ -107,9 +112,10 @@ class Kernels:
             l2: of each weight, added to its gradient.
             keep: what each weight is multiplied by.
         """
-        places = [tensor.data_ptr() for tensor in (gradient, weights, out, first, second)]
+        places = [_pointers(tensors) for tensors in (gradients, weights, outs, firsts, seconds)]
+        sizes = (ctypes.c_size_t * len(outs))(*[out.numel() for out in outs])
         numbers = first_share, second_kept, second_share, rate, root, eps, l2, keep
-        self._adam(*places, out.numel(), *numbers, out.nbytes >= STREAMED_BYTES)
+        self._adam(len(outs), *places, sizes, *numbers, STREAMED_BYTES // 4)
 
     def finite(self, values: torch.Tensor) -> bool:
         """Whether each of the values, shape (E,), float32, contiguous, is finite."""
@@ -120,9 +126,9 @@ class Kernels:
         self._copy(source, target, size)
 
 
-def fit(gradients: Numbers) -> bool:
+def fit(terms: Numbers) -> bool:
     """Whether the kernels take such gradients: float32, in one piece each."""
-    return all(gradient.dtype is torch.float32 and gradient.is_contiguous() for gradient in gradients)
+    return all(term.dtype is torch.float32 and term.is_contiguous() for term in terms)
 
 
 def _pointers(tensors: Numbers) -> ctypes.Array[ctypes.c_void_p]:
@@ -160,22 +166,30 @@ def same_as_torch(kernels: Kernels) -> bool:
         exponents = torch.randint(-42, 4, (size,), generator=random)
         return torch.randn(size, generator=random) * torch.pow(10.0, exponents)
 
-    for workers, size in ((1, 100), (2, 4097), (2, STREAMED_BYTES // 4 + 3), (3, 1013), (8, 77)):
-        gradients, weights = [numbers(size) for _ in range(workers)], numbers(size)
-        expected = gradients[0].clone()
-        for gradient in gradients[1:]:
-            expected.add_(gradient)
-        expected.div_(workers)
+    large = STREAMED_BYTES // 4 + 3
+    for workers, ranks, size in (
+        (1, 1, 100), (2, 1, 4097), (2, 1, large), (3, 1, 1013), (8, 1, 77), (2, 2, large), (3, 3, 1013),
+    ):  # fmt: skip
+        terms, weights = [numbers(size) for _ in range(workers * ranks)], numbers(size)
+        gradients = [_mean(terms[at : at + ranks]) for at in range(0, len(terms), ranks)]
+        expected = _mean(gradients)
         mean, stepped = torch.empty(size), torch.empty(size)
-        finite = kernels.mean(gradients, mean), kernels.mean_step(gradients, weights, 0.1, stepped)
+        finite = kernels.mean(terms, mean, ranks), kernels.mean_step(terms, weights, 0.1, stepped, ranks)
         if finite != (True, True) or not same_bits(mean, expected):
             return False
-        kernels.mean(gradients, gradients[-1])  # in place
-        if not same_bits(gradients[-1], expected):
+        kernels.mean(terms, terms[-1], ranks)  # in place
+        if not same_bits(terms[-1], expected):
             return False
         if not same_bits(stepped, torch.add(weights, expected, alpha=-0.1)):
             return False
     return True
+
+
+def _mean(parts: Numbers) -> torch.Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total.add_(part)
+    return total.div_(len(parts))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

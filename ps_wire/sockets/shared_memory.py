@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Collection
 
 from ps_wire.errors import FrameRefused
 from ps_wire.spec.plan import Partition, Plan
@@ -64,8 +65,14 @@ class SliceLayout:
         spans: (offset in a worker's region, offset in the shard's, bytes) of each slice that is not empty.
     """
 
-    def __init__(self, plan: Plan, shard: int) -> None:
-        """Lays the shard's slices one behind the other."""
+    def __init__(self, plan: Plan, shard: int, held: Collection[int] | None = None) -> None:
+        """Lays the shard's slices one behind the other.
+
+        Args:
+            plan: of the table.
+            shard: number of it.
+            held: buckets that `spans` are of; None: all.
+        """
         self._plan = plan
         self._starts: list[int] = []
         self.nbytes = 0
@@ -75,7 +82,7 @@ class SliceLayout:
             first, end = bucket.slice_bounds(shard)
             count = (end - first) * bucket.item_bytes
             self._starts.append(self.nbytes - first * bucket.item_bytes)
-            if count:
+            if count and (held is None or bucket.index in held):
                 at = whole.start_of(bucket.index) + first * bucket.item_bytes
                 self.spans.append((at, self.nbytes, count))
             self.nbytes += count

@@ -14,7 +14,7 @@ by the user's thread, and replaced as a whole where connections' threads read it
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
 from ps_wire.frames.messages import hyperparameters_to_proto
 from ps_wire.process import trace
+from ps_wire.sockets.frame_socket import MAX_DESCRIPTORS
 from ps_wire.sockets.shared_memory import Layout
 from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Partition, Plan
@@ -43,6 +44,7 @@ from ps_worker.transport.connection import Connection
 
 MakeRanks = Callable[[FlatGradients, Sequence[Partition], Sequence[int]], RankTraffic]
 KEPT_HYPERPARAMETERS = 8  # a push that is sent again refers to one of the last few
+MAX_RANKS = MAX_DESCRIPTORS - 2  # whose memory a shard maps
 
 
 class Hooks(Protocol):
@@ -85,6 +87,7 @@ class Exchange:
         decided: bool = False,
         traffic: TrafficListener | None = None,
         lends: bool = False,
+        held: Collection[int] | None = None,
         ranks: MakeRanks | None = None,
     ) -> None:
         """Has nothing under way.
@@ -104,12 +107,13 @@ class Exchange:
             decided: a step closes when it has been decided over all shards (clipping, backup workers).
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             lends: other ranks of its group may map its gradients.
+            held: buckets of which this process has parameters; None: all.
             ranks: makes the traffic between the ranks of a group, of the flat gradients, the partitions, and
                 the number of pieces in each; None: this process is the whole worker.
         """
         self.number = table
         self.plan = plan
-        self.memory = TableMemory(plan, sharing, lends=lends)
+        self.memory = TableMemory(plan, sharing, lends=lends, held=held)
         self.gradients = self.memory.gradients
         self.partitions: list[Partition] = self.memory.partitions
         shard_of = [partition.shard for partition in self.partitions]
@@ -131,11 +135,14 @@ class Exchange:
         self._ranks: RankTraffic | None = None
         self._own = self.partitions  # those that this process pushes and pulls
         self.brings = self.partitions
+        self._of_ranks: tuple[int, ...] = ()  # descriptors that shards get beside the memory's
         if ranks is not None:
             pieces = [len(plan.placements(partition)) for partition in self.partitions]
             self._ranks = ranks(self._flat_gradients(), self.partitions, pieces)
             self._own = [self.partitions[index] for index in self._ranks.owned]
             self.brings = [self.partitions[index] for index in self._ranks.brings]
+            if sharing is Sharing.MAPPED and len(self._ranks.descriptors) <= MAX_RANKS:
+                self._of_ranks = tuple(self._ranks.descriptors)
         self.in_flight = InFlight(
             shard_of, show=self.memory.show, skips=backup, pulled=[it.index for it in self._own]
         )
@@ -233,20 +240,27 @@ class Exchange:
                 payload travels.
         """
         if self._ranks is not None:
-            reduced = self._ranks.push(
+            ready = self._ranks.push(
                 partitions[0].bucket,
                 step=step,
                 weight=weight,
                 hyper=_fingerprint(self._hyper),
                 present=present,
+                apart=bool(self._of_ranks and self.memory.descriptors),
             )
-            self._push_reduced(reduced, step)
+            self._push_reduced(ready, step)
             return
         self._push(partitions, step=step, weight=weight, present=present)
 
-    def _push_reduced(self, reduced: Reduced, step: int) -> None:
-        partitions = [self.partitions[index] for index in reduced.partitions]
-        self._push(partitions, step=step, weight=reduced.weight, present=reduced.present)
+    def push_rest(self, *, step: int) -> None:
+        """All pushes of this step were made: in a group those leave for which other ranks were waited for."""
+        if self._ranks is not None:
+            self._push_reduced(self._ranks.rest(), step)
+
+    def _push_reduced(self, ready: Sequence[Reduced], step: int) -> None:
+        for it in ready:
+            partitions = [self.partitions[index] for index in it.partitions]
+            self._push(partitions, step=step, weight=it.weight, present=it.present, terms=it.terms)
 
     def _push(
         self,
@@ -255,33 +269,35 @@ class Exchange:
         step: int,
         weight: float,
         present: Sequence[Sequence[bool]],
+        terms: Sequence[tuple[memoryview, ...]] = (),
     ) -> None:
         versions = self.in_flight.versions
         frames = []
-        for partition, there in zip(partitions, present, strict=True):
-            payload = self._rounded.payload(partition.index) if any(there) else b""
-            self.bytes_pushed += len(payload)
-            frames.append(
-                self._frame(
-                    wire.Kind.PUSH,
-                    codec=self._rounded.codec_of(partition.index),
-                    flags=self._push_flags,
-                    partition=partition.index,
-                    step=step,
-                    version=versions[partition.index],
-                    hyper=self._hyper_number,
-                    weight=weight,
-                    meta=b"" if all(there) else meta.bitmap(there),
-                    payload=payload,
-                )
+        every = terms or [()] * len(partitions)
+        for partition, there, apart in zip(partitions, present, every, strict=True):
+            sent: dict[str, Any] = {}
+            if any(there):
+                sent = {"terms": apart} if apart else {"payload": self._rounded.payload(partition.index)}
+            frame = self._frame(
+                wire.Kind.PUSH,
+                codec=self._rounded.codec_of(partition.index),
+                flags=self._push_flags,
+                partition=partition.index,
+                step=step,
+                version=versions[partition.index],
+                hyper=self._hyper_number,
+                weight=weight,
+                meta=b"" if all(there) else meta.bitmap(there),
+                **sent,
             )
+            self.bytes_pushed += frame.nbytes
+            frames.append(frame)
         self._send_noted(frames)
 
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
         if self._ranks is not None:
-            for reduced in self._ranks.abstain(step):
-                self._push_reduced(reduced, step)
+            self._push_reduced(self._ranks.abstain(step), step)
         self._send_again()
         self._abstain(self._own, step)
 
@@ -374,7 +390,9 @@ class Exchange:
             connection.send(self._share_frame(descriptors))
 
     def _share_frame(self, descriptors: tuple[int, ...]) -> wire.Frame:
-        return self._frame(wire.Kind.SHARE, version=len(descriptors), descriptors=descriptors)
+        of_ranks = self._of_ranks if descriptors else ()
+        every = (*descriptors, *of_ranks)
+        return self._frame(wire.Kind.SHARE, version=len(every), hyper=len(of_ranks), descriptors=every)
 
     def _frame(self, kind: wire.Kind, **fields: Any) -> wire.Frame:
         fields |= {"table": self.number, "worker": self._worker, "rank": self._rank}

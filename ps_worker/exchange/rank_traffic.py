@@ -13,7 +13,7 @@ Present = Sequence[Sequence[bool]]
 
 
 class Reduced(Protocol):
-    """The mean over ranks of those partitions of one bucket that this rank owns, in its flat gradients."""
+    """The mean over ranks of those partitions of one bucket that this rank owns."""
 
     @property
     def partitions(self) -> Sequence[int]:
@@ -26,6 +26,10 @@ class Reduced(Protocol):
     @property
     def present(self) -> Present:
         """By partition, whether a piece had a gradient on any rank."""
+
+    @property
+    def terms(self) -> Sequence[tuple[memoryview, ...]]:
+        """By partition, what its mean is of, in rank order; none: it lies in this rank's flat gradients."""
 
 
 class RankTraffic(Protocol):
@@ -43,14 +47,20 @@ class RankTraffic(Protocol):
     def sums(self) -> bool:
         """Whether flat gradients are summed in place with those of other ranks."""
 
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """By rank, of the memory in which terms lie; none: there are no terms."""
+
     def bring(self, weights: Sequence[torch.Tensor]) -> None:
         """Called before first weights are loaded: those that another rank has come to who brings them."""
 
     def brought(self) -> None:
         """Called when the first weights that this rank brings are on the shards; waits for all ranks."""
 
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced:
-        """Called when a bucket's flat gradients are there; gives what to push.
+    def push(
+        self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool
+    ) -> Sequence[Reduced]:
+        """Called when a bucket's flat gradients are there; gives what is to be pushed by now, of any bucket.
 
         Args:
             bucket: its number.
@@ -58,7 +68,11 @@ class RankTraffic(Protocol):
             weight: of the push in a mean.
             hyper: a checksum of the hyper-parameters, which all ranks have alike.
             present: by partition, whether a piece had a gradient on this rank.
+            apart: terms are as good as their mean: who takes the push maps them.
         """
+
+    def rest(self) -> Sequence[Reduced]:
+        """Called when all buckets of a step are there; gives what `push` has not given of it."""
 
     def abstain(self, step: int) -> Sequence[Reduced]:
         """Called when this rank has nothing in a step; gives what the others have."""

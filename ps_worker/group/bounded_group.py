@@ -53,7 +53,9 @@ class BoundedGroup(dist.ProcessGroup):
         """
         wires, channel = self._attached
         host = [
-            tensor if tensor.is_cpu and tensor.is_contiguous() else torch.empty_like(tensor, device="cpu")
+            tensor
+            if tensor.is_cpu and tensor.is_contiguous()
+            else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")  # as its sender lets it travel
             for tensor in tensors
         ]
         work = channel.begin(wires.recv, host, src, tag)

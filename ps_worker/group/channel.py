@@ -78,9 +78,11 @@ class Saying:
 
     Attributes:
         mine: it.
+        late: others may hear it after what was said since.
     """
 
     mine: Said
+    late: bool
 
 
 class _Outcome:
@@ -187,25 +189,42 @@ class Channel:
         mine = Said({**(fields or {}), "what": what})
         return self._hear_all(mine, dict.fromkeys(self._all_others, mine), late=False)
 
-    def say(self, what: str, fields: Fields | None = None) -> Saying:
+    def say(self, what: str, fields: Fields | None = None, *, late: bool = True) -> Saying:
         """Every rank says something to every other, and waits for nobody: all of them hear it later.
 
-        What is said so is heard in the order in which it was said, whatever else ranks exchange meanwhile.
-        What the sockets do not hold leaves when this rank waits next.
+        What is said so is heard in the order in which it was said. What the sockets do not hold leaves when
+        this rank waits next.
+
+        Args:
+            what: was done, the same on all ranks, for people.
+            fields: that go along, as JSON has them.
+            late: whatever else ranks exchange meanwhile; else each hears it before that.
         """
         self._abort.check()
         mine = Said({**(fields or {}), "what": what})
         try:
             for rank in self._all_others:
-                for part in _written(mine, late=True):
+                for part in _written(mine, late=late):
                     self._lines.queue(rank, part)
         except Gone as error:
             raise self._has_gone(error.rank) from None
-        return Saying(mine)
+        return Saying(mine, late)
+
+    def all_have_said(self) -> bool:
+        """Whether what all ranks say next, and not late, is here, so that `hear_all` waits for none of them.
+
+        Raises:
+            GroupBroken: a rank has gone.
+        """
+        self._abort.check()
+        try:
+            return all(self._has_said(rank) for rank in self._all_others)
+        except Gone as error:
+            raise self._has_gone(error.rank) from None
 
     def hear_all(self, saying: Saying) -> list[Said]:
         """Waits until all ranks have said theirs; see `share`."""
-        return self._hear_all(saying.mine, {}, late=True)
+        return self._hear_all(saying.mine, {}, late=saying.late)
 
     @property
     def _all_others(self) -> list[int]:
@@ -386,8 +405,20 @@ class Channel:
             self._kept[source, is_late].append(said)
         return kept.popleft()
 
-    def _receive(self, source: int) -> tuple[Said, bool]:
-        late, header_bytes, blob_bytes = SIZES.unpack(self._exactly(source, SIZES.size))
+    def _has_said(self, source: int) -> bool:
+        while not self._kept[source, False]:
+            begun = bytearray(SIZES.size)
+            count = self._lines.receive(source, memoryview(begun))
+            if not count:
+                return False
+            said, late = self._receive(source, begun[:count])
+            self._kept[source, late].append(said)
+        return True
+
+    def _receive(self, source: int, begun: bytes | bytearray = b"") -> tuple[Said, bool]:
+        """The next message of a rank, of which the first bytes may be here."""
+        rest = self._exactly(source, SIZES.size - len(begun))
+        late, header_bytes, blob_bytes = SIZES.unpack(bytes(begun) + rest)
         if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
             raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
         header, blob = (bytes(self._exactly(source, count)) for count in (header_bytes, blob_bytes))

@@ -1,6 +1,7 @@
 """The gradients of one table on their way to the ranks that own them, and the weights on their way back.
 
-    shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order
+    shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order; or
+            the shard to which it pushes does, if that maps them
     gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order
     hosts   on several hosts: on each, for each partition, one rank adds what the host's ranks have, in rank
             order and where it lies, and sends the sum to the owner, which adds sums in the order of hosts
@@ -15,11 +16,14 @@ ranks each `((g0 + g1) + (g2 + g3)) / 4`: other bits. It must not know frames, n
 number.
 
 All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
-says nothing of step v before it has the weights of version v. Used by the script's thread.
+says nothing of step v before it has the weights of version v. It says that a bucket is there, and goes on to
+the next: what of it is its own leaves when all have said so, with a later bucket, or with the rest. Used by
+the script's thread.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import or_
@@ -27,34 +31,45 @@ from typing import Any
 
 import torch
 
-from ps_wire.process import kernels, trace
+from ps_wire.frames.buffer import bytes_of
+from ps_wire.process import trace
+from ps_wire.process.rank_mean import NARROW, rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
-from ps_worker.group.channel import Channel
+from ps_worker.group.channel import Channel, Said, Saying
 from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
-from ps_worker.group.step_header import StepHeader
-
-NARROW = (torch.bfloat16, torch.float16)
+from ps_worker.group.step_header import Rider, StepHeader
 
 Present = Sequence[Sequence[bool]]
+Terms = tuple[memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """The mean of those partitions of one bucket that this rank owns, which lies in its flat gradients.
+    """The mean of those partitions of one bucket that this rank owns.
 
     Attributes:
         partitions: their numbers.
         weight: of the push.
         present: by partition, whether a piece had a gradient on any rank.
+        terms: by partition, what each rank has, in rank order, of which nobody has taken the mean; none:
+            it lies in this rank's flat gradients.
     """
 
     partitions: Sequence[int]
     weight: float
     present: Present
+    terms: Sequence[Terms]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    bucket: int
+    saying: Saying
+    apart: bool
 
 
 class GradientReduce:
@@ -64,6 +79,7 @@ class GradientReduce:
         owned: the partitions that this rank pushes and pulls, ascending.
         brings: the partitions whose first weights this rank brings, where the worker's start the table.
         sums: flat gradients are summed in place with those of other ranks.
+        descriptors: by rank, of the memory in which terms lie; none: there are no terms.
     """
 
     sums = True
@@ -79,6 +95,7 @@ class GradientReduce:
         lent: Lent | None = None,
         owners: Sequence[int] | None = None,
         hosts: Hosts | None = None,
+        rider: Rider | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -93,12 +110,13 @@ class GradientReduce:
                 lie; None: they are sent.
             owners: by partition, its owner rank; None: as `owners_of` shares them out.
             hosts: of the ranks, each of which sums by itself first; None: owners sum all.
+            rider: what goes along with the header of each step; None: nothing does.
         """
         self._hosts = hosts
         self._lent = lent
         self._channel = channel
         self._ending = ending
-        self._header = StepHeader(channel, ending, table)
+        self._header = StepHeader(channel, ending, table, rider)
         self._table = table
         self._gradients = gradients
         self._partitions = partitions
@@ -112,63 +130,113 @@ class GradientReduce:
         self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
         for partition in partitions:
             self._of_bucket[partition.bucket].append(partition)
-        self._reduced: set[int] = set()  # buckets of this step
+        self._begun: set[int] = set()  # buckets of this step that are there on this rank
+        self._said: deque[_Begun] = deque()  # of them, what is not heard of all ranks
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}
+        self._terms: dict[int, Terms] = {}  # by partition; they lie where they lie
+        self.descriptors = () if lent is None or hosts is not None else lent.descriptors
 
     # -- gradients -------------------------------------------------------------------------------------
 
     @trace.traced("reduce")
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> Reduced:
-        """The flat gradients of a bucket are there on this rank; waits for those of the others.
+    def push(
+        self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool = False
+    ) -> list[Reduced]:
+        """The flat gradients of a bucket are there on this rank. All ranks name the same ones in one order.
+
+        Args:
+            bucket: its number.
+            step: the worker's clock.
+            weight: of the push.
+            hyper: a checksum of the hyper-parameters.
+            present: by partition, whether a piece had a gradient on this rank.
+            apart: who takes the push can read the `descriptors`: terms are as good as the mean.
 
         Returns:
-            The mean of what this rank owns of it, in its flat gradients. The rest of them is free again.
+            Of the buckets that are there on all ranks by now, and were not before: the mean of what this rank
+            owns, or its terms, which stay as they are until the weights of the step are on all ranks.
 
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        self._begin(step, there=True, weight=weight, hyper=hyper)
-        return self._reduce(bucket, present)
+        if self._header.begin(step, there=True, weight=weight, hyper=hyper):
+            self._begun.clear()
+        self._say(bucket, present, apart=apart)
+        return self._heard(waits=False)
+
+    @trace.traced("reduce")
+    def rest(self) -> list[Reduced]:
+        """Gives what is left of a step whose buckets are there; waits for those of the others. See `push`."""
+        return self._heard(waits=True)
 
     def abstain(self, step: int) -> list[Reduced]:
         """This rank has nothing in this step; what the others have of what it owns."""
-        if self._header.step == step:
-            if self._header.mine and len(self._reduced) < len(self._gradients):
-                raise self._channel.broken(
-                    f"step {step} of rank {self._rank} was broken off, of which a part had left"
-                )
-            return []
-        self._begin(step, there=False, weight=0.0, hyper=0)
-        if not self._header.there:
-            return []
-        return [self._reduce(bucket, None) for bucket in range(len(self._gradients))]
+        if self._header.begin(step, there=False, weight=0.0, hyper=0):
+            self._begun.clear()
+            if self._header.there:
+                for bucket in range(len(self._gradients)):
+                    self._say(bucket, None, apart=False)
+        elif self._header.mine and len(self._begun) < len(self._gradients):
+            raise self._channel.broken(
+                f"step {step} of rank {self._rank} was broken off, of which a part had left"
+            )
+        return self._heard(waits=True)
 
-    def _begin(self, step: int, *, there: bool, weight: float, hyper: int) -> None:
-        if self._header.begin(step, there=there, weight=weight, hyper=hyper):
-            self._reduced.clear()
+    def _say(self, bucket: int, present: Present | None, *, apart: bool) -> None:
+        """A bucket is there; `present` is this rank's, None: it has no gradient."""
+        mine = None if present is None else [list(map(int, it)) for it in present]
+        name = f"step {self._header.step} of table {self._table}, bucket {bucket}"
+        self._begun.add(bucket)
+        self._said.append(_Begun(bucket, self._channel.say(name, {"present": mine}, late=False), apart))
 
-    def _reduce(self, bucket: int, present: Present | None) -> Reduced:
-        """The mean of what this rank owns of a bucket; `present` is this rank's, None: it has no gradient."""
-        self._reduced.add(bucket)
-        union = self._union(bucket, present)
+    def _heard(self, *, waits: bool) -> list[Reduced]:
+        """Gives what all ranks have said by now, or waits until they have said what this one has."""
+        found = []
+        while self._said and (waits or self._channel.all_have_said()):
+            begun = self._said.popleft()
+            said = self._channel.hear_all(begun.saying)
+            found.append(self._reduce(begun.bucket, said, apart=begun.apart))
+        return found
+
+    def _reduce(self, bucket: int, said: Sequence[Said], *, apart: bool) -> Reduced:
+        """The mean of what this rank owns of a bucket, which all ranks have said to be there."""
+        union = self._union(bucket, said)
         parts = self._of_bucket[bucket]
         own = [it for it in parts if self._owners[it.index] == self._rank]
+        terms: Sequence[Terms] = [()] * len(own)
         if self._hosts is not None:
             self._sum_by_hosts(self._hosts, parts, own)
+        elif apart and self._can_stay_apart(bucket):
+            terms = [self._terms_of(it) for it in own]
         else:
             self._sum_all(parts, own)
         return Reduced(
             partitions=[it.index for it in own],
             weight=self._header.weight,
             present=[there for it, there in zip(parts, union, strict=True) if it in own],
+            terms=terms,
         )
+
+    def _can_stay_apart(self, bucket: int) -> bool:
+        """Whether the mean of what all ranks have is the plain one of float32."""
+        everyone = len(self._header.there) == self._size
+        return everyone and bool(self.descriptors) and self._gradients[bucket].dtype is torch.float32
+
+    def _terms_of(self, partition: Partition) -> Terms:
+        terms = self._terms.get(partition.index)
+        if terms is None:
+            assert self._lent is not None
+            flats = [flat or self._gradients for flat in self._lent.tensors]
+            terms = tuple(bytes_of(_part(flat, partition)) for flat in flats)
+            self._terms[partition.index] = terms
+        return terms
 
     def _sum_all(self, parts: Sequence[Partition], own: Sequence[Partition]) -> None:
         """Each owner has, or reads, what all ranks have of its partitions."""
         others = [rank for rank in self._header.there if rank != self._rank]
         lent = self._lent
         if lent is not None:
-            received = {(rank, it.index): _part(lent[rank], it) for rank in others for it in own}
+            received = {(rank, it.index): _part(lent.tensors[rank], it) for rank in others for it in own}
         else:
             received = {(rank, it.index): self._buffer(rank, it) for rank in others for it in own}
             sends = [
@@ -212,30 +280,17 @@ class GradientReduce:
         assert self._lent is not None
         total = self._buffer(self._rank, partition, wide=True)
         for place, rank in enumerate(ranks):
-            part = _part(self._gradients if rank == self._rank else self._lent[rank], partition)
+            part = _part(self._gradients if rank == self._rank else self._lent.tensors[rank], partition)
             total.add_(part) if place else total.copy_(part)
         return total
 
     def _mean(self, partition: Partition, parts: Sequence[torch.Tensor | None]) -> None:
         """Takes the mean in rank order into the flat gradients; None stands for these, others are read."""
         mine = self._gradient(partition)
-        every = [mine if part is None else part for part in parts]
-        if len(every) == 1:
-            if every[0] is not mine:
-                mine.copy_(every[0])
-        elif kernels.KERNELS is not None and kernels.fit(every):
-            kernels.KERNELS.mean(every, mine)
-        else:
-            total = torch.add(every[0].float(), every[1]) if mine.dtype in NARROW else every[0] + every[1]
-            for part in every[2:]:
-                total.add_(part)
-            mine.copy_(total.div_(len(every)))
+        rank_mean([mine if part is None else part for part in parts], mine)
 
-    def _union(self, bucket: int, present: Present | None) -> list[list[bool]]:
+    def _union(self, bucket: int, said: Sequence[Said]) -> list[list[bool]]:
         """By partition of a bucket, which pieces have a gradient on any rank."""
-        mine = None if present is None else [list(map(int, it)) for it in present]
-        name = f"step {self._header.step} of table {self._table}, bucket {bucket}"
-        said = self._channel.share(name, {"present": mine})
         union: list[list[bool]] | None = None
         for rank in self._header.there:
             theirs = self._checked(bucket, rank, said[rank].fields.get("present"))

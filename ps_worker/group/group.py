@@ -22,6 +22,7 @@ from ps_wire.spec.plan import Partition, Plan
 from ps_worker.group import bounded_group
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires, cut
+from ps_worker.group.clipped_reduce import ClippedReduce
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.hosts import Hosts
@@ -29,13 +30,14 @@ from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
 from ps_worker.group.lines import connect as connect_lines
 from ps_worker.group.rendezvous import INTERFACE, Met
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
+from ps_worker.group.step_header import Rider
 from ps_worker.group.watch import Watch
 
 CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
 SHM, GLOO, HOSTS = "shm", "gloo", "hosts"  # ways in which ranks reduce their gradients
 
 Traffic: TypeAlias = Callable[
-    [FlatGradients, Sequence[Partition], Sequence[int]], GradientReduce | StageTraffic
+    [FlatGradients, Sequence[Partition], Sequence[int]], GradientReduce | ClippedReduce | StageTraffic
 ]
 
 
@@ -116,7 +118,15 @@ class Group:
         self.hosts = Hosts(met.machines)
         self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
 
-    def traffic(self, table: int, plan: Plan, stage: StageTable | None, consistency: Consistency) -> Traffic:
+    def traffic(
+        self,
+        table: int,
+        plan: Plan,
+        stage: StageTable | None,
+        consistency: Consistency,
+        rider: Rider | None = None,
+        max_norm: float | None = None,
+    ) -> Traffic:
         """The way of one table between ranks: all have all of it, or each a stage of a pipeline.
 
         Args:
@@ -124,12 +134,14 @@ class Group:
             plan: how it is cut.
             stage: what this rank holds of it; None: all of it.
             consistency: between workers.
+            rider: what goes along with the header of each step of ranks that have all of it.
+            max_norm: to which such ranks clip their mean; None: they do not.
 
         Returns:
             Makes it, of flat gradients, partitions, and the number of pieces in each. All ranks call it.
         """
         if stage is None:
-            return partial(self._reducer, table)
+            return partial(self._reducer, table, rider, max_norm)
 
         def make(gradients: FlatGradients, *_: object) -> StageTraffic:
             return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage, consistency)
@@ -139,10 +151,12 @@ class Group:
     def _reducer(
         self,
         table: int,
+        rider: Rider | None,
+        max_norm: float | None,
         gradients: FlatGradients,
         partitions: Sequence[Partition],
         pieces: Sequence[int],
-    ) -> GradientReduce:
+    ) -> GradientReduce | ClippedReduce:
         """The way of one table's gradients; see `GradientReduce`. All ranks call it.
 
         Raises:
@@ -156,7 +170,7 @@ class Group:
             raise ConfigurationRefused(
                 f"table {table}: a rank has no memory that the others can map (--group-reduce {self._reduce})"
             )
-        return GradientReduce(
+        reduce = GradientReduce(
             self.channel,
             self.ending,
             table,
@@ -166,7 +180,11 @@ class Group:
             lent,
             [it.shard for it in partitions] if self.hosts_shards else None,
             self.hosts if lent is not None and self.how == HOSTS else None,
+            rider,
         )
+        if max_norm is None:
+            return reduce
+        return ClippedReduce(reduce, self.channel, gradients.tensors, partitions, max_norm)
 
     def when_broken(self, told: Callable[[GroupBroken], None]) -> None:
         """See `Abort.when_set`: for who waits for something else than other ranks."""
@@ -194,7 +212,10 @@ class Group:
                     cut(wires, self.ranks)
         self.channel.close()
         if self._made is not None and self.healthy:
-            dist.destroy_process_group(self._made)
+            if (
+                dist.group.WORLD is self._made
+            ):  # a script may have destroyed it, as Accelerate does at its end
+                dist.destroy_process_group(self._made)
             self._made = None
         return all_left
 

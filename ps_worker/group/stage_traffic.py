@@ -44,11 +44,13 @@ class StageReduced:
         partitions: their numbers.
         weight: of the push.
         present: by partition, whether a piece has a gradient on the stages that hold it.
+        terms: none: it lies in its flat gradients.
     """
 
     partitions: Sequence[int]
     weight: float
     present: Present
+    terms: Sequence[tuple[memoryview, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,14 @@ class StageTable:
 
     holders: Holders
 
+    def buckets_of(self, rank: int, plan: Plan) -> frozenset[int]:
+        """The buckets in which a rank holds parameters: of the others it writes and reads nothing."""
+        return frozenset(
+            bucket.index
+            for bucket in plan.buckets
+            if any(rank in self.holders[it.parameter] for it in bucket.placements)
+        )
+
 
 class StageTraffic:
     """The way of one table's gradients and weights in a pipeline, as one stage has it.
@@ -88,9 +98,11 @@ class StageTraffic:
         owned: the partitions that this rank pushes and pulls, ascending.
         brings: the same: each stage brings the first weights of what it owns.
         sums: flat gradients are never of all ranks.
+        descriptors: none: what a stage pushes lies in its flat gradients.
     """
 
     sums = False
+    descriptors: Sequence[int] = ()
 
     def __init__(
         self,
@@ -150,7 +162,16 @@ class StageTraffic:
     # -- gradients -------------------------------------------------------------------------------------
 
     @trace.traced("reduce")
-    def push(self, bucket: int, *, step: int, weight: float, hyper: int, present: Present) -> StageReduced:
+    def push(
+        self,
+        bucket: int,
+        *,
+        step: int,
+        weight: float,
+        hyper: int,
+        present: Present,
+        apart: bool = False,  # noqa: ARG002 - it has no terms
+    ) -> list[StageReduced]:
         """The flat gradients of a bucket are there on this stage; waits for what it owns and others hold.
 
         Returns:
@@ -161,7 +182,11 @@ class StageTraffic:
         """
         self._begin(step)
         self._hyper = hyper
-        return self._reduce(bucket, present, weight)
+        return [self._reduce(bucket, present, weight)]
+
+    def rest(self) -> list[StageReduced]:
+        """See `RankTraffic`: nothing was kept back."""
+        return []
 
     def abstain(self, step: int) -> list[StageReduced]:
         """This stage has nothing more in this step; what others have of what it owns. May be called again.

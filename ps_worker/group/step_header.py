@@ -2,15 +2,27 @@
 
 Each rank says whether it has a gradient, the weight of its pushes, a checksum of its hyper-parameters, and
 whether it was asked to end; all hear the same in the same order, so all decide the same. A rank says nothing
-of step v before it has the weights of version v. It must not know what the gradients are.
+of step v before it has the weights of version v. It must not know what the gradients are, nor what rides
+along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from ps_worker.group.channel import Channel
+from ps_worker.group.channel import Channel, Fields
 from ps_worker.group.ending import Ending
+
+
+class Rider(Protocol):
+    """A part of what ranks tell each other that has nothing to do with a step, and goes with its header."""
+
+    def say(self, table: int, step: int) -> Fields:
+        """Called before this rank says what it has of a step; gives what goes along. It may wait."""
+
+    def hear(self, said: Sequence[Fields]) -> None:
+        """Called when all ranks have said so, with what each has; it may talk to them."""
 
 
 class StepHeader:
@@ -23,14 +35,16 @@ class StepHeader:
         weight: of the pushes.
     """
 
-    def __init__(self, channel: Channel, ending: Ending, table: int) -> None:
+    def __init__(self, channel: Channel, ending: Ending, table: int, rider: Rider | None = None) -> None:
         """No step has begun.
 
         Args:
             channel: to the other ranks.
             ending: whether the group is to end after a step.
             table: its number, for people.
+            rider: what goes along; None: nothing does.
         """
+        self._rider = rider
         self.step = -1
         self.mine = False
         self.there: Sequence[int] = ()
@@ -57,6 +71,8 @@ class StepHeader:
         if step == self.step:
             return False
         mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
+        if self._rider is not None:
+            mine |= self._rider.say(self._table, step)
         said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
         self.step, self.mine = step, there
         self.there = [rank for rank, one in enumerate(said) if one.get("there")]
@@ -65,6 +81,8 @@ class StepHeader:
         weights = (float(said[rank]["weight"]) for rank in self.there)
         self.weight = next((weight for weight in weights if weight), 0.0)
         self._ending.heard(any(one.get("ends") for one in said))
+        if self._rider is not None:
+            self._rider.hear(said)
         return True
 
 

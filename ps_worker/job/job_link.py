@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.group.channel import Said
 from ps_worker.group.group import Group
 from ps_worker.group.stage_traffic import StageTable
+from ps_worker.job.group_capture import CUT, NOTE, GroupCapture
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
@@ -34,7 +36,7 @@ from ps_worker.job.side_state import SideState
 from ps_worker.job.side_uploads import SideUploads
 from ps_worker.job.table_start import TableStart
 from ps_worker.membership.round_barrier import RoundBarrier
-from ps_worker.membership.snapshot_promise import SnapshotPromise
+from ps_worker.membership.snapshot_promise import Put, SnapshotPromise, put_beside
 from ps_worker.model.extras import ModelExtras
 from ps_worker.process.farewell import Farewell
 from ps_worker.settings import Settings
@@ -52,6 +54,7 @@ class JobLink:
         presence: its live incarnation.
         side: what lies beside its tables.
         promise: to snapshots: when they capture that.
+        notes: likewise, of a group: when its ranks capture what they note.
         rounds: where the script is, for others who join.
         resumption: where the script goes on.
         uploads: what others get of what lies beside tables.
@@ -84,15 +87,31 @@ class JobLink:
         self.written: PsError | None = None
         self.side = SideState(listener.say)
         self.rounds = RoundBarrier(listener.clocks)
-        self.promise = SnapshotPromise(listener.clocks, lambda: self.side.pack_cut(listener.positions()))
+        self.promise: SnapshotPromise
+        self.notes: SnapshotPromise
+        capture = self._capture = None
+        if group is not None and not settings.pipeline:
+            promises = {CUT: lambda: self.promise, NOTE: lambda: self.notes}
+            capture = self._capture = GroupCapture(group.channel, promises)
+        promise = partial(SnapshotPromise, listener.clocks, foretells=capture is not None and capture.leads)
+        self.promise = promise(
+            lambda: self.side.pack_cut(listener.positions()),
+            hand=put_beside if capture is None else partial(_take_cut, capture),
+        )
+        self.notes = promise(
+            lambda: self.side.pack_note(listener.positions()),
+            hand=put_beside if capture is None else partial(capture.take, NOTE),
+        )
         self._group = group
         self.presence: JobPresence
         if group is None or group.ranks.leads:
             self.presence = Presence(settings, listener, self.promise, self.rounds, group)
         else:
             self.presence = RankPresence(settings, group, listener.say)
-        self.resumption = Resumption(self.presence, self.side, listener)
-        self.uploads = SideUploads(self.presence, self.side, listener)
+        self.resumption = Resumption(
+            self.presence, self.side, listener, rank=0 if capture is None else settings.ranks.rank
+        )
+        self.uploads = SideUploads(self.presence, self.side, listener, capture)
         self.optimizer_state = OptimizerStateCalls(
             settings,
             lambda: self.presence.membership,
@@ -108,6 +127,7 @@ class JobLink:
             say=listener.say,
             traffic=traffic,
             group=group,
+            rider=capture,
         )
         self.rejoiner = Rejoiner(
             self.presence, self.start, self.resumption, listener, promise=self.promise, rounds=self.rounds
@@ -158,6 +178,7 @@ class JobLink:
         strict: bool = False,
         pulls: bool = False,
         stage: StageTable | None = None,
+        max_norm: float | None = None,
     ) -> tuple[Exchange, int]:
         """Makes a table and waits until it has started; then its weights, and `extras`, are the job's.
 
@@ -172,6 +193,7 @@ class JobLink:
             strict: a step that takes other hyper-parameters than this worker's is an error here.
             pulls: each step's weights are pulled and shown before the next push, so they need not be copied.
             stage: what this process holds of the table, in a pipeline; None: all of it.
+            max_norm: to which the ranks of a group clip the mean of their gradients; None: they do not.
 
         Returns:
             The exchange, with the job's weights, and this worker's first step.
@@ -181,7 +203,16 @@ class JobLink:
         """
         while True:
             try:
-                return self.start.start(spec, values, extras, states, strict=strict, pulls=pulls, stage=stage)
+                return self.start.start(
+                    spec,
+                    values,
+                    extras,
+                    states,
+                    strict=strict,
+                    pulls=pulls,
+                    stage=stage,
+                    max_norm=max_norm,
+                )
             except Evicted as error:
                 self.start.give_up(spec.number)
                 self.rejoiner.refused(error)
@@ -190,6 +221,8 @@ class JobLink:
         """A step is about to begin, or has begun, on these tables, None: all; see `SnapshotPromise.begin`."""
         self.resumption.begin_step()
         self.promise.begin(tables)
+        if self._capture is not None:
+            self.notes.begin(tables)
 
     def begin_push(self, table: int) -> None:
         """The first push of a step on this table is about to leave; waits where none may."""
@@ -267,7 +300,7 @@ class JobLink:
     def note_taken(self, at: Positions) -> None:
         """This worker stands where another process was: if it goes at once, that is what is taken up."""
         if self.resumption.state:
-            self.uploads.note_taken(self.resumption.state, at)
+            self.uploads.note_taken(self.resumption.whole, at)
 
     # -- calls to the coordinator ----------------------------------------------------------------------
 
@@ -422,3 +455,8 @@ class JobLink:
             )
             tables += [table for table in reply.tables if table.job == self._settings.job]
         return tables
+
+
+def _take_cut(capture: GroupCapture, number: int, blob: bytes, put: Put) -> None:
+    """The ranks of a group have captured; what all of them have is put beside training."""
+    capture.take(CUT, number, blob, partial(put_beside, put=put))

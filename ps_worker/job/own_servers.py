@@ -72,7 +72,9 @@ class OwnServers:
         coordinator = None if self._ranks.leads else str(self._wait(0)["address"])
         access = read(token_file=settings.token_file, tls_dir=settings.tls_dir, serves=True, complain=say)
         try:
-            self._server: Hosted = _maker()(self._ranks.rank, self._ranks.size, coordinator, access)
+            self._server: Hosted = _maker()(
+                self._ranks.rank, self._ranks.size, coordinator, access, settings.snapshots
+            )
         except PsError as error:
             self._tell({"error": error.message})
             raise

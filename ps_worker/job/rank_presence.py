@@ -176,19 +176,12 @@ def joined_by(group: Group, join: Callable[[], pb.Joined] | None) -> Said:
         join: on the leader, joins.
 
     Raises:
-        UsageError: the job went back to a snapshot.
         PsError: what the leader is refused with; on all ranks.
     """
 
     def ask(_: list[Said]) -> Said:
         assert join is not None
-        joined = join()
-        if joined.rolled_back and group.stages is None:
-            raise UsageError(
-                "the job goes on from a snapshot, and snapshots hold nothing of the ranks of a group: let "
-                "workers without groups go on with it, or drop the job and begin anew"
-            )
-        return Said({}, joined.SerializeToString())
+        return Said({}, join().SerializeToString())
 
     return group.channel.relay("connect()", ask)
 

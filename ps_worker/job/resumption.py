@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ps_worker.data.position import Positions
+from ps_worker.job.group_capture import of_rank
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
-from ps_worker.job.side_state import SideState
+from ps_worker.job.side_state import SideState, has_own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,22 @@ class Resumption:
 
     Attributes:
         state: of the process where it goes on; None: nobody was asked.
+        whole: the same, with what it has of other ranks.
     """
 
-    def __init__(self, presence: JobPresence, side: SideState, listener: LinkListener) -> None:
-        """Has asked nobody."""
+    def __init__(
+        self, presence: JobPresence, side: SideState, listener: LinkListener, *, rank: int = 0
+    ) -> None:
+        """Has asked nobody.
+
+        Args:
+            presence: whose live incarnation asks.
+            side: what is set.
+            listener: the worker.
+            rank: of a group, whose part of a state this process goes on with.
+        """
+        self.whole: Mapping[str, torch.Tensor] = {}
+        self._rank = rank
         self.state: Mapping[str, torch.Tensor] | None = None
         self._presence = presence
         self._side = side
@@ -75,13 +88,21 @@ class Resumption:
             live: waits for a worker that trains to begin a step; one that has entered tables must not.
         """
         if self.state is None:
-            if self._presence.joined.rolled_back and (saved := self._presence.calls.saved()):
+            if self._presence.joined.rolled_back and (saved := self._saved()):
                 self.state = saved
                 self.restore(saved)
             else:
-                self.state, clocks = self._presence.calls.position(live=live)
+                self.state, clocks = self._position(live=live)
                 self._take_up(self.state, clocks)
         return self.state
+
+    def _saved(self) -> Mapping[str, torch.Tensor]:
+        self.whole = self._presence.calls.saved()
+        return of_rank(self.whole, self._rank)
+
+    def _position(self, *, live: bool) -> tuple[Mapping[str, torch.Tensor], Mapping[int, int]]:
+        self.whole, clocks = self._presence.calls.position(live=live)
+        return of_rank(self.whole, self._rank), clocks
 
     def find(self) -> Found:
         """Where the job is, for a worker that has joined again and has entered no table yet.
@@ -90,10 +111,10 @@ class Resumption:
         """
         joined = self._presence.joined
         found = Found(state={}, clocks={}, saved=False)
-        if joined.rolled_back and (saved := self._presence.calls.saved()):
+        if joined.rolled_back and (saved := self._saved()):
             found = Found(state=saved, clocks={}, saved=True)
         elif (self._side or self._listener.has_data() or self.state) and not joined.ended:
-            state, clocks = self._presence.calls.position(live=not joined.rolled_back)
+            state, clocks = self._position(live=not joined.rolled_back)
             found = Found(state=state, clocks=clocks, saved=False)
         self.state = found.state
         return found
@@ -101,24 +122,25 @@ class Resumption:
     def go_on(self, found: Found) -> None:
         """The tables are entered: the script goes on there."""
         if found.saved:
-            self._set(found.state, own=True)
+            self._set(found.state, own=has_own(found.state))
             self._listener.restored(found.state)
         else:
             self._take_up(found.state, found.clocks)
 
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
         """The script goes on with what this worker had saved in a snapshot, once it is there."""
-        self._set(saved, own=True)
+        own = has_own(saved)  # not where a group has more ranks than it had then
+        self._set(saved, own=own)
         self._listener.restored(saved)
         at = Positions.unpack(saved)
-        self._again = _Again(saved, own=True, epoch=None if at is None else at.epoch, inside=True)
+        self._again = _Again(saved, own=own, epoch=None if at is None else at.epoch, inside=True)
 
     def _take_up(self, state: Mapping[str, torch.Tensor], clocks: Mapping[int, int]) -> None:
         """The script goes on where another process was; `clocks`: see `CoordinatorCalls.position`."""
         at = Positions.unpack(state)
         if at is not None and not self._listener.take_up(at, clocks):
             return
-        own = at is not None and at.worker == self._presence.joined.worker
+        own = at is not None and at.worker == self._presence.joined.worker and has_own(state)
         self._set(state, own=own)
         if state:
             epoch, inside = (None, True) if at is None else (at.epoch, at.inside)

@@ -14,7 +14,9 @@ from ps_worker.membership.noting import SMALL_BYTES
 from ps_worker.model import model_table
 from ps_worker.model.extras import ModelExtras
 from ps_worker.model.random_state import RandomState
-from ps_worker.model.registered import Registered
+from ps_worker.model.registered import PREFIX, Registered
+
+RANDOM, SAMPLES = "@random", "@worker"  # what no other process takes: generators without a name, samples
 
 
 class SideState:
@@ -31,7 +33,7 @@ class SideState:
         self.registered = Registered(say)
         self.own = Registered(say)
         self.random = RandomState()
-        self.own.add("@random", self.random)
+        self.own.add(RANDOM, self.random)
         self._extras: dict[int, ModelExtras] = {}
 
     def __bool__(self) -> bool:
@@ -114,6 +116,16 @@ class SideState:
         for number, extras in self._extras.items():
             if extras:
                 extras.load(kept(number))
+
+
+def is_owners(name: str) -> bool:
+    """Whether a tensor of this name is of what no other process takes."""
+    return name.removeprefix(PREFIX).partition("/")[0] in (RANDOM, SAMPLES)
+
+
+def has_own(state: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the process that has packed it is to go on with it as its own."""
+    return f"{PREFIX}{RANDOM}" in state
 
 
 def of_table(state: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 import torch
 
 from ps_wire.errors import PsError
 from ps_worker.data.position import Positions
+from ps_worker.job.group_capture import NOTE, GroupCapture
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
 from ps_worker.job.side_state import SideState
@@ -26,8 +28,22 @@ class SideUploads:
         noting: when a note is due.
     """
 
-    def __init__(self, presence: JobPresence, side: SideState, listener: LinkListener) -> None:
-        """Has uploaded nothing."""
+    def __init__(
+        self,
+        presence: JobPresence,
+        side: SideState,
+        listener: LinkListener,
+        capture: GroupCapture | None = None,
+    ) -> None:
+        """Has uploaded nothing.
+
+        Args:
+            presence: whose live incarnation uploads.
+            side: what is uploaded.
+            listener: the worker.
+            capture: of a group, of which a note has what all ranks have; None: notes are this process's.
+        """
+        self._capture = capture
         self._presence = presence
         self._side = side
         self._listener = listener
@@ -36,14 +52,30 @@ class SideUploads:
             lambda: side.pack_note(listener.positions()),
             lambda: presence.membership.put_note,
             listener.say,
+            want=None if capture is None else partial(capture.want, NOTE),
         )
 
     def at_step_begin(self, step: int) -> None:
         """To be called where a step begins: gives its position to one who joins, and notes it, where due."""
         if self._presence.membership.position_wanted:
             self._put_position(step)
-        if self._side or self._listener.has_data():
+        if (self._side or self._listener.has_data()) and self._notes:
             self.noting.at_step()
+
+    def at_epoch(self) -> None:
+        """To be called where the script's loop is about to begin an epoch, or has ended: notes it."""
+        if self._capture is None:
+            self.noting.at_epoch()
+            return
+        mine = self._side.pack_note(self._listener.positions())
+        note = self._capture.gather("the note of an epoch", mine)
+        if note is not None:
+            self.noting.at_epoch(note)
+
+    @property
+    def _notes(self) -> bool:
+        """Whether this process puts notes: of a group the leader does, of what all ranks have."""
+        return self._capture is None or self._capture.leads
 
     def at_step_boundary(self, step: int) -> None:
         """To be called between steps: uploads what a reader has asked for.

@@ -21,12 +21,13 @@ from ps_worker.exchange.exchange import Exchange
 from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.group.group import SHM, Group
 from ps_worker.group.stage_traffic import StageTable
+from ps_worker.group.step_header import Rider
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
 from ps_worker.job.resumption import Resumption
 from ps_worker.job.side_state import SideState, of_table
 from ps_worker.memory.os_memory import can_overlay
-from ps_worker.memory.table_memory import Sharing
+from ps_worker.memory.table_memory import Sharing, stays
 from ps_worker.model import model_table
 from ps_worker.model.extras import ModelExtras
 from ps_worker.settings import Settings
@@ -61,6 +62,7 @@ class TableStart:
         say: Callable[[str], None],
         traffic: TrafficListener | None = None,
         group: Group | None = None,
+        rider: Rider | None = None,
     ) -> None:
         """Has no tables.
 
@@ -73,7 +75,9 @@ class TableStart:
             say: tells the person at the terminal something.
             traffic: is told of the traffic of all of them.
             group: whose ranks start them together; None: this process is the whole worker.
+            rider: what goes along with the headers of its steps.
         """
+        self._rider = rider
         self._group = group
         self.begun: list[TableSpec] = []
         self._settings = settings
@@ -104,6 +108,7 @@ class TableStart:
         strict: bool,
         pulls: bool,
         stage: StageTable | None = None,
+        max_norm: float | None = None,
     ) -> tuple[Exchange, int]:
         """See `JobLink.start_table`; where the worker was evicted, `give_up` comes next.
 
@@ -116,14 +121,15 @@ class TableStart:
         if presence.resumed and extras is not None:
             live = self._resumption.first(live=not self.begun)  # before a table is entered: then none waits
         maps = pulls and all(value.is_cpu or value.is_meta for value in values)
+        make = partial(self._make, spec, strict=strict, pulls=maps, stage=stage, max_norm=max_norm)
         found = self._made_again(spec)
         if found is None:
             presence.membership.make_table(spec)
-            found = self._make(spec, spec, strict=strict, pulls=maps, stage=stage)  # while the shards open it
+            found = make(spec)  # while the shards open it
         made = presence.membership.wait_made(spec.number)
         if found.cut.stages != tuple(made.stages):  # the job's first worker has cut it elsewhere
             cut = replace(spec, stages=tuple(made.stages))
-            found = self._make(spec, cut, strict=strict, pulls=maps, stage=stage)
+            found = make(cut)
         exchange, upload = found.exchange, made.upload
         presence.exchanges.add(exchange)
         exchange.sharing.share()
@@ -189,14 +195,29 @@ class TableStart:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _make(
-        self, spec: TableSpec, cut: TableSpec, *, strict: bool, pulls: bool, stage: StageTable | None
+        self,
+        spec: TableSpec,
+        cut: TableSpec,
+        *,
+        strict: bool,
+        pulls: bool,
+        stage: StageTable | None,
+        max_norm: float | None,
     ) -> _Made:
-        exchange = self._exchange(cut, strict=strict, pulls=pulls, stage=stage)
+        exchange = self._exchange(cut, strict=strict, pulls=pulls, stage=stage, max_norm=max_norm)
         exchange.connect(self._presence.connections)
         self._newest = _Made(spec, cut, exchange)
         return self._newest
 
-    def _exchange(self, spec: TableSpec, *, strict: bool, pulls: bool, stage: StageTable | None) -> Exchange:
+    def _exchange(
+        self,
+        spec: TableSpec,
+        *,
+        strict: bool,
+        pulls: bool,
+        stage: StageTable | None,
+        max_norm: float | None,
+    ) -> Exchange:
         """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
         plan = Plan(spec, self._presence.num_shards)
         make = partial(
@@ -213,9 +234,17 @@ class TableStart:
             bounded=self._settings.consistency.bounded,
             decided=getattr(self._settings.consistency, "backup", 0) > 0 or spec.clip_grad_norm is not None,
             traffic=self._traffic,
+            held=None if stage is None else stage.buckets_of(self._settings.ranks.rank, plan),
             ranks=None
             if self._group is None
-            else self._group.traffic(spec.number, plan, stage, self._settings.consistency),
+            else self._group.traffic(
+                spec.number,
+                plan,
+                stage,
+                self._settings.consistency,
+                rider=self._rider,
+                max_norm=max_norm,
+            ),
         )
         try:
             return make(sharing=self._sharing(plan, pulls=pulls), lends=self._lends)
@@ -232,7 +261,7 @@ class TableStart:
         if not self._shares:
             lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
             return Sharing.LENT if lends and self._group is None else Sharing.PRIVATE
-        worth = Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
+        worth = stays(plan) or Layout(plan).nbytes >= len(plan.parameters) * WORTH_MAPPING_BYTES
         if worth and plain and can_overlay() and self._presence.can_map():
             return Sharing.MAPPED
         return Sharing.COPIED

@@ -37,6 +37,7 @@ class Noting:
         say: Callable[[str], None],
         *,
         now_s: Callable[[], float] = time.monotonic,
+        want: Callable[[Callable[[bytes], None]], None] | None = None,
     ) -> None:
         """Has noted nothing.
 
@@ -45,7 +46,9 @@ class Noting:
             put_now: gives what puts a note as this incarnation, and may wait for the coordinator.
             say: says something to the person at the terminal.
             now_s: seconds of a monotonic clock.
+            want: in a group, has all ranks make one soon, and calls back with it; None: `pack` makes it.
         """
+        self._want = want
         self._pack = pack
         self._put_now = put_now
         self._say = say
@@ -59,22 +62,36 @@ class Noting:
     def at_step(self) -> None:
         """A step begins: puts a note if one is due; does not wait."""
         if self._now_s() >= self._due_s and self._idle.is_set():
-            puts = self._make()
-            self._idle.clear()
-            try:
-                watched.thread("ps-note", puts, log=logger).start()
-            except BaseException:  # no thread can be had, or Ctrl-C: nobody puts it
-                self._idle.set()
-                raise
+            if self._want is None:
+                self._put_beside(self._make(self._pack()))
+            else:
+                self._due_s = self._now_s() + EVERY_S
+                self._want(self._gathered)
 
-    def at_epoch(self) -> None:
-        """An epoch begins: puts a note, and waits until it is there; a large one only when it is due."""
+    def at_epoch(self, note: bytes | None = None) -> None:
+        """An epoch begins: puts a note, and waits until it is there; a large one only when it is due.
+
+        Args:
+            note: that was made already.
+        """
         self._idle.wait()
         if self._nbytes <= SMALL_BYTES or self._now_s() >= self._due_s:
-            self._make()()
+            self._make(self._pack() if note is None else note)()
 
-    def _make(self) -> Callable[[], None]:
-        note = self._pack()
+    def _gathered(self, note: bytes) -> None:
+        """All ranks have made it; does not wait."""
+        if self._idle.is_set():
+            self._put_beside(self._make(note))
+
+    def _put_beside(self, puts: Callable[[], None]) -> None:
+        self._idle.clear()
+        try:
+            watched.thread("ps-note", puts, log=logger).start()
+        except BaseException:  # no thread can be had, or Ctrl-C: nobody puts it
+            self._idle.set()
+            raise
+
+    def _make(self, note: bytes) -> Callable[[], None]:
         self._nbytes = len(note)
         self._due_s = self._now_s() + max(EVERY_S, self._nbytes / BYTES_PER_S)
         return partial(self._put_one, note, self._put_now())

@@ -9,6 +9,7 @@ to. Who may write when is `exchange`'s and `wrapped`'s affair; see docs/architec
 from __future__ import annotations
 
 import mmap
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,16 +28,31 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 class FlatBuckets:
     """One flat tensor for each bucket, and a view for each parameter."""
 
-    def __init__(self, plan: Plan, *, private: bool = False, memory: mmap.mmap | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        private: bool = False,
+        memory: mmap.mmap | None = None,
+        held: Collection[int] | None = None,
+    ) -> None:
         """Allocates zeros, shape (B,) per bucket, on the CPU.
 
         Args:
             plan: of the table.
             private: children that this process forks (loaders) get none of the memory.
             memory: zeros to use, where they are shared with shards.
+            held: buckets that this process writes; the others take address space alone. None: all.
         """
         self.tensors = (
-            [_zeros(bucket.numel, getattr(torch, bucket.dtype), private=private) for bucket in plan.buckets]
+            [
+                _zeros(
+                    bucket.numel,
+                    getattr(torch, bucket.dtype),
+                    private=private or (held is not None and bucket.index not in held),
+                )
+                for bucket in plan.buckets
+            ]
             if memory is None
             else _tensors_in(memory, plan)
         )

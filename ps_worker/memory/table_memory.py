@@ -7,6 +7,9 @@
               and of odd versions (plain BSP), so that nothing is copied. What a shard cannot share arrives as
               in `private`, in the half of its version.
 
+Parameters that show mapped weights move from half to half, which costs a call for each. Where they are small,
+they stay in one place instead, the front, and the half of each version is mapped there.
+
 It must not know frames, nor when who may write: that is `exchange`'s affair.
 """
 
@@ -14,7 +17,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
@@ -34,6 +38,8 @@ from ps_worker.memory.staging import Stagings
 
 WINDOW_BYTES = 4 << 20  # looked at in a step, at least: 0.1 ms
 FOUND_WITHIN = 50  # steps: what a script has written to memory of shards; half of them show the other half
+SMALL_BYTES = 8 << 10  # a parameter on average: it moves in the time that so many of its bytes are found anew
+SLICE_BYTES = 64 << 10  # of a bucket on a shard: it is mapped in the time in which so much would be copied
 
 
 class Sharing(Enum):
@@ -63,23 +69,39 @@ class TableMemory:
         on_arrival: told, on a receiving thread, of each partition whose weights are here; see `watch`.
     """
 
-    def __init__(self, plan: Plan, sharing: Sharing, *, lends: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, sharing: Sharing, *, lends: bool = False, held: Collection[int] | None = None
+    ) -> None:
         """Allocates zeros; other ranks of a group on this host may map gradients where it `lends` them.
+
+        Args:
+            plan: of the table.
+            sharing: what of it.
+            lends: as above.
+            held: buckets of which this process has parameters: no page of the others is ever touched, nor is
+                anything of shards laid there. None: all.
 
         Raises:
             OSError: the system has no descriptor left.
         """
         self._plan = plan
+        self._held = held
         self.partitions = [plan.partition(index) for index in range(plan.num_partitions)]
         self.on_arrival: Callable[[Partition], None] = lambda _: None
         self._lock = threading.RLock()
         self._laid: dict[int, int] = {}  # shard -> inode of what it has laid over half 0
         self._windows: list[tuple[int, int]] = []  # of what is laid: where, and how many bytes
         self._halves: list[OverlaidMemory] = []
+        self._shards = {partition.shard for partition in self.partitions}
+        self._sources: dict[int, tuple[int, ...]] = {}  # shard -> descriptors of ours, where there is a front
+        weakref.finalize(self, _close, self._sources)
+        self._front: tuple[OverlaidMemory, FlatBuckets] | None = None  # made when it is first asked for
+        self._shows_front = False
         self.descriptors: tuple[int, ...] = ()
         gradients = weights = None
         self.gradients_descriptor: int | None = None
         nbytes = Layout(plan).nbytes
+        self._stays = stays(plan)
         if lends or sharing is not Sharing.PRIVATE:
             gradients = SharedMemory(nbytes, wiped=True)
             self.gradients_descriptor = gradients.descriptor
@@ -95,10 +117,11 @@ class TableMemory:
             self._halves = [OverlaidMemory(nbytes) for _ in range(2)]
             self._flats = [FlatBuckets(plan, memory=half) for half in self._halves]
         else:
-            self._flats = [FlatBuckets(plan, memory=weights)]
+            self._flats = [FlatBuckets(plan, memory=weights, held=held)]
         self.weights = self._flats[0]
         pinned = [self.gradients] if self._halves else [self.gradients, *self._flats]  # a pin is a write
-        self.stagings = Stagings([tensor for flat in pinned for tensor in flat.tensors])
+        mine = [it.index for it in plan.buckets if held is None or it.index in held]
+        self.stagings = Stagings([flat.tensors[index] for flat in pinned for index in mine])
 
     def watch(self, on_arrival: Callable[[Partition], None]) -> None:
         """This is told of partitions whose weights are here from now on, in place of who was before."""
@@ -183,7 +206,7 @@ class TableMemory:
             FrameRefused: it is no memory of the size that the shard's weights have.
             OSError: the system refuses.
         """
-        layout = SliceLayout(self._plan, shard)
+        layout = SliceLayout(self._plan, shard, self._held)
         for descriptor in descriptors:
             shared_memory.check(descriptor, layout.nbytes)
         inode = os.fstat(descriptors[0]).st_ino
@@ -193,8 +216,35 @@ class TableMemory:
             for half, descriptor in zip(self._halves, descriptors, strict=True):
                 for at, start, count in layout.spans:
                     half.lay(descriptor, at=at, start=start, nbytes=count)
+            if self._stays:
+                kept = tuple(map(os.dup, descriptors))
+                _close({shard: self._sources.pop(shard, ())})
+                self._sources[shard] = kept
             self._laid[shard] = inode
             self._windows = list(self._parts())
+
+    def front(self) -> FlatBuckets | None:
+        """The weights of the version shown last, in one place for all versions; None: parameters are to move.
+
+        They are the pages of that version's half, as far as the system knows. Whoever reads them sees the
+        version before until this is called, and this one then.
+
+        Raises:
+            OSError: the system has no memory or mapping left.
+        """
+        with self._lock:
+            self._shows_front = bool(self._halves) and self._stays and self._laid.keys() == self._shards
+            if not self._shows_front:
+                return None
+            if self._front is None:
+                memory = OverlaidMemory(Layout(self._plan).nbytes)
+                self._front = memory, FlatBuckets(self._plan, memory=memory)
+            memory, flat = self._front
+            half = self._flats.index(self.weights)
+            for shard, descriptors in self._sources.items():
+                for at, start, count in SliceLayout(self._plan, shard, self._held).spans:
+                    memory.lay(descriptors[half], at=at, start=start, nbytes=count)
+            return flat
 
     def own(self, shard: int) -> None:
         """A shard's weights come another way from now on; those that are here stay as they are.
@@ -211,6 +261,7 @@ class TableMemory:
             for half in self._halves:
                 for at, count in self._spans(shard):
                     half.own(at=at, nbytes=count)
+            _close({shard: self._sources.pop(shard, ())})
 
     def own_all(self, *, ended: bool = False) -> None:
         """The weights shown last stay here, whatever shards do; nothing is shared any more.
@@ -222,15 +273,19 @@ class TableMemory:
             OSError: the system has no memory or mapping left; it may be called again.
         """
         with self._lock:
-            halves = list(zip(self._halves, self._flats, strict=False))
-            for half, flat in halves:
-                for at, count in self._laid_spans() if flat is self.weights and not ended else ():
-                    half.own(at=at, nbytes=count)
-            for half, flat in halves:
-                if flat is not self.weights:
-                    half.drop()
-            self._halves, self._flats, self._laid, self.descriptors = [], [self.weights], {}, ()
+            kept = (self.front() if self._shows_front else None) or self.weights
+            places = list(zip(self._halves, self._flats, strict=False))
+            places += [] if self._front is None else [self._front]
+            for memory, flat in places:
+                for at, count in self._laid_spans() if flat is kept and not ended else ():
+                    memory.own(at=at, nbytes=count)
+            for memory, flat in places:
+                if flat is not kept:
+                    memory.drop()
+            self._halves, self._flats, self._laid, self.descriptors = [], [kept], {}, ()
+            self.weights, self._front, self._shows_front = kept, None, False
             self._windows = []
+            _close(self._sources)
 
     def written(self, turn: int | None = None) -> bool:
         """Whether the script has written to memory of shards that shows the weights.
@@ -239,21 +294,28 @@ class TableMemory:
             turn: looks at a part, the next one with each version; None: at all, and at what showed those of
                 before, some 20 ms per GB.
         """
-        windows = self._windows
+        windows, front = self._windows, self._front
+        if front is not None and self._shows_front and turn is not None:  # with the next version it is gone
+            return any(front[0].written(at=at, nbytes=count) for at, count in windows)
         if turn is not None and windows:
             looks = -(-2 * len(windows) // FOUND_WITHIN)
             first = turn // 2 * looks  # halves take turns, too
             windows = [windows[(first + index) % len(windows)] for index in range(looks)]
         halves = zip(self._halves, self._flats, strict=False)
-        shown = [half for half, flat in halves if turn is None or flat is self.weights]
-        return any(half.written(at=at, nbytes=count) for half in shown for at, count in windows)
+        shown = [half for half, flat in halves if flat is self.weights]
+        if turn is None:
+            shown = self._all_mapped()
+        return any(memory.written(at=at, nbytes=count) for memory in shown for at, count in windows)
 
     def restore(self) -> None:
         """Undoes what the script has written to memory of shards."""
         with self._lock:
-            for half in self._halves:
+            for memory in self._all_mapped():
                 for at, count in self._laid_spans():
-                    half.restore(at=at, nbytes=count)
+                    memory.restore(at=at, nbytes=count)
+
+    def _all_mapped(self) -> list[OverlaidMemory]:
+        return [*self._halves, *(() if self._front is None else self._front[:1])]
 
     def _parts(self) -> Iterator[tuple[int, int]]:
         """Cuts what is laid into parts that are looked at in a step."""
@@ -274,7 +336,20 @@ class TableMemory:
             yield from self._spans(shard)
 
     def _spans(self, shard: int) -> list[tuple[int, int]]:
-        return [(at, count) for at, _, count in SliceLayout(self._plan, shard).spans]
+        return [(at, count) for at, _, count in SliceLayout(self._plan, shard, self._held).spans]
+
+
+def stays(plan: Plan) -> bool:
+    """Whether parameters that show mapped weights of such a table stay in one place."""
+    shards = {plan.partition(index).shard for index in range(plan.num_partitions)}
+    slices = len(plan.buckets) * len(shards)
+    return SLICE_BYTES * slices <= Layout(plan).nbytes < SMALL_BYTES * len(plan.parameters)
+
+
+def _close(sources: dict[int, tuple[int, ...]]) -> None:
+    while sources:
+        for descriptor in sources.popitem()[1]:
+            os.close(descriptor)
 
 
 def weights_changed(what: str) -> WeightsChanged:

@@ -28,6 +28,7 @@ from ps_wire.process import trace
 from ps_wire.spec.plan import Bucket
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.memory.staging import DONE, Ticket
+from ps_worker.memory.tensor_list import TensorList
 from ps_worker.optimizer.gradient_changes import changed, cleared, replaced, same
 
 MANY = 1000  # hooks in a bucket that together take a millisecond
@@ -73,6 +74,8 @@ class BucketGradients:
         self.parameters = [parameters[number] for number in mine]
         self._names = [names[number] for number in mine]
         self._views = [exchange.gradients.views[number] for number in mine]
+        self._tensors = TensorList(self.parameters)
+        self._places = TensorList(self._views)
         first, count = bucket.first_partition, bucket.num_partitions
         self.partitions = exchange.partitions[first : first + count]
         self._indices = frozenset(partition.index for partition in self.partitions)
@@ -199,10 +202,15 @@ class BucketGradients:
         """
         if not self._exchange.in_flight.all_free:
             self._exchange.in_flight.wait_free(self._indices)
+        self._absent = []
+        if unscale is None and self._lie_there():
+            self.ticket.synchronize()
+            self._zeros = set()
+            self._sent, self._sent_there = [*self._views], self._views
+            return
         gradients = [parameter.grad for parameter in self.parameters]
         there = [gradient for gradient in gradients if gradient is not None]
         views = self._views
-        self._absent = []
         if len(there) < len(views):
             self._absent = [index for index, gradient in enumerate(gradients) if gradient is None]
             views = [self._views[index] for index, gradient in enumerate(gradients) if gradient is not None]
@@ -226,6 +234,10 @@ class BucketGradients:
                 self.ticket.synchronize()
                 unscale(self._exchange.gradients.tensors[self.bucket.index])
         self._sent, self._sent_there = gradients, there
+
+    def _lie_there(self) -> bool:
+        """Whether each gradient is its view of flat memory: nothing is to be copied."""
+        return self._as_views and self._tensors.have_gradients(self._places)
 
     def _move(self, gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
         """Copies what does not lie in flat memory yet, where it lies from then on; returns what is there."""
@@ -291,6 +303,21 @@ class BucketGradients:
             if now._version != version or not same(now.detach(), self._views[index]):
                 return changed(self._names[index])
         return None
+
+    def other_since_noted(self) -> str | None:
+        """Says which gradient has other values than backward has brought, in however many passes, or None."""
+        for index, (gradient, _) in self._noted.items():
+            now = self.parameters[index].grad
+            if now is not gradient:
+                return replaced(self._names[index])
+            if not same(now.detach(), self._views[index]):
+                return changed(self._names[index])
+        return None
+
+    @property
+    def written_since_noted(self) -> bool:
+        """Whether somebody has written into a gradient since, with other values or the same."""
+        return any(gradient._version != version for gradient, version in self._noted.values())
 
     def changed_since_left(self, sample: slice, turn: int) -> str | None:
         """Says what happened to a gradient since the bucket left, as far as the checks see, or None.

@@ -43,6 +43,7 @@ class Sender:
         first: FirstPush,
         divides: bool,
         as_views: bool,
+        of_one_rank: bool = False,
     ) -> None:
         """Has no tables.
 
@@ -54,7 +55,10 @@ class Sender:
             first: the first push of a step, of all its tables.
             divides: loss scales are taken out by a division, as fused kernels do.
             as_views: gradients lie in the memory that is pushed.
+            of_one_rank: they are those of one rank of a group, whose mean is taken as they leave: the script
+                must not change them, which is looked at until a step in which it does not write into them.
         """
+        self._of_one_rank = of_one_rank
         self.tables: Sequence[TableGradients] = ()
         self.sizes: list[int] = []
         self.as_views = as_views
@@ -155,8 +159,12 @@ class Sender:
         elif scaled:
             self._mode = Mode.WAITING
         elif self._mode is Mode.WATCHING and self.seen:
-            untouched = all(table.change() is None for table in self.tables)
-            self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
+            if self._of_one_rank:
+                written = [table.check_brought() for table in self.tables]
+                self._mode = Mode.WATCHING if any(written) else Mode.WAITING
+            else:
+                untouched = all(table.change() is None for table in self.tables)
+                self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
 
     def send(self, scale: float | None, *, overflow: bool) -> None:
         """Sends what has not left, or abstains where there is nothing to send.

@@ -8,9 +8,10 @@ version counters of all parameters, where their memory lies and how large it is,
 the flat weights that goes round (`param.data.clamp_()` bumps no counter).
 
 Where weights lie in memory of shards, each version is in the other half than the one before, and parameters
-go along: `param.data` is set anew with each version. What a script writes there would hide what a shard
-writes later on the same page, so instead of bytes each step asks the system whether a part of the pages has
-been written to by this process.
+go along: `param.data` is set anew with each version; or, where they are small, they stay, and other memory is
+mapped there (`TableMemory.front`). What a script writes there would hide what a shard writes later on that
+page, so instead of bytes each step asks the system whether a part of the pages has been written to by this
+process.
 
 Weights may be shown all together (`refresh`), or, from `expect` on, as they are here and their module is
 about to run (`arrive`). Older graphs are told at both ends: by `expect`, for memory may be written from then
@@ -22,8 +23,8 @@ Who may write when is `wrapped`'s affair; see docs/architecture.md, region owner
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 
+import numpy as np
 import torch
 
 from ps_wire.errors import ParameterUnsupported, WeightsChanged
@@ -31,12 +32,9 @@ from ps_wire.process import trace
 from ps_wire.spec.plan import Partition
 from ps_worker.memory.flat import FlatBuckets, twin
 from ps_worker.memory.table_memory import TableMemory, weights_changed
+from ps_worker.memory.tensor_list import Look, Numbers, TensorList
 
 WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
-
-_version_of = attrgetter("_version")
-_pointer_of = torch.Tensor.data_ptr
-_numel_of = torch.Tensor.numel
 
 
 class ShownWeights:
@@ -61,16 +59,17 @@ class ShownWeights:
         self._numbers = [index for index, it in enumerate(parameters.values()) if not it.is_meta]
         self._place_of = {number: index for index, number in enumerate(self._numbers)}
         self._flat = flat = memory.weights
-        self._twins: dict[int, list[torch.Tensor]] = {}  # by flat weights: what parameters show of them
-        self._addresses: list[list[int]] = []  # of all twins
+        self._twins: dict[int, TensorList] = {}  # by flat weights: what parameters show of them
+        self._addresses: list[Numbers] = []  # of all twins
         names, every = list(parameters), list(parameters.values())
         self._names = [names[number] for number in self._numbers]
         self._parameters = [every[number] for number in self._numbers]
+        self._all = TensorList(self._parameters)
         self._copied: set[int] = set()
         self._dtypes = [parameter.dtype for parameter in self._parameters]
-        self._numels = [view.numel() for view in self._views_of(flat)]
-        self._pointers: list[int] = []
-        self._versions: list[int] = []
+        self._numels = TensorList(self._views_of(flat)).look().numels
+        self._note_pointers()
+        self._versions = self._all.look().versions
         self._turn = 0
         self._looked = False  # `check` has, since the last `refresh`
         self._pending: set[int] = set()  # that do not show the weights that were asked for
@@ -95,17 +94,20 @@ class ShownWeights:
     def _show(self, flat: FlatBuckets, indices: Iterable[int] | None = None) -> None:
         """Parameters (default: all) that lie in flat weights lie in these from now on."""
         twins = self._twins_of(flat)
-        for index in range(len(twins)) if indices is None else indices:
-            if index not in self._copied:
-                self._parameters[index].data = twins[index]
+        if indices is None and not self._copied:
+            self._all.show(twins)
+        else:
+            for index in range(len(twins.tensors)) if indices is None else indices:
+                if index not in self._copied:
+                    self._parameters[index].data = twins.tensors[index]
         self._note_pointers()
         self._flat = flat  # at last: where Ctrl-C came between, it is done again
 
-    def _twins_of(self, flat: FlatBuckets) -> list[torch.Tensor]:
+    def _twins_of(self, flat: FlatBuckets) -> TensorList:
         twins = self._twins.get(id(flat))
         if twins is None:
-            twins = self._twins[id(flat)] = list(map(twin, self._views_of(flat)))
-            self._addresses.append(list(map(_pointer_of, twins)))  # now: `share_memory()` moves a twin along
+            twins = self._twins[id(flat)] = TensorList(list(map(twin, self._views_of(flat))))
+            self._addresses.append(twins.look().addresses)  # now: `share_memory()` moves a twin along
         return twins
 
     @torch.inference_mode(False)
@@ -117,22 +119,28 @@ class ShownWeights:
         Raises:
             ParameterUnsupported: a parameter has another shape or dtype than when it was wrapped.
         """
-        if not self._looked and self._moved():
+        if not self._looked and self._moved(self._all.look()):
             self._follow(arrived=True)
         self._looked = False
-        indices: Iterable[int] = range(len(self._parameters))
+        pending: Sequence[int] | None = None  # all
         if self._expecting:
-            indices = sorted(self._pending)
-            self._note_touched(indices)
+            pending = sorted(self._pending)
+            self._note_touched(pending)
         else:
             self._memory.stagings.reads_end()
         self._trusted = False
-        if self._others or self._memory.weights is not self._flat:
-            self._show(self._memory.weights, indices)
+        flat = self._memory.weights
+        if pending is None and len(self._copied) < len(self._parameters):
+            flat = self._memory.front() or flat
+        if self._others or flat is not self._flat:
+            self._show(flat, pending)
         self._others = False
         self._fill([index for index in self._copied if not self._expecting or index in self._pending])
-        torch.autograd.graph.increment_version([self._parameters[index] for index in indices])
-        self._versions = list(map(_version_of, self._parameters))
+        if pending is None:
+            self._versions = self._all.increment_versions()
+        else:
+            torch.autograd.graph.increment_version([self._parameters[index] for index in pending])
+            self._versions = self._all.look().versions
         self._trusted = True
         self._pending.clear()
         if not self._expecting:
@@ -142,8 +150,7 @@ class ShownWeights:
     def expect(self) -> None:
         """New weights are about to be asked for: no graph that is there may go through backward any more."""
         self._trusted = False
-        torch.autograd.graph.increment_version(self._parameters)
-        self._versions = list(map(_version_of, self._parameters))
+        self._versions = self._all.increment_versions()
         self._trusted = True
         self._memory.stagings.reads_end()
         self._looked = False
@@ -183,7 +190,7 @@ class ShownWeights:
             twins = self._twins_of(flat)
             for index, parameter in zip(mine, parameters, strict=True):
                 if index not in self._copied:
-                    parameter.data = twins[index]
+                    parameter.data = twins.tensors[index]
                     self._pointers[index] = parameter.data_ptr()
         self._fill([index for index in mine if index in self._copied], flat)
         torch.autograd.graph.increment_version(parameters)
@@ -224,7 +231,8 @@ class ShownWeights:
 
     def _has_moved(self, index: int) -> bool:
         parameter = self._parameters[index]
-        return parameter.data_ptr() != self._pointers[index] or parameter.numel() != self._numels[index]
+        now = parameter.data_ptr(), parameter.numel()
+        return now != (int(self._pointers[index]), int(self._numels[index]))
 
     @trace.traced("check weights")
     def check(self) -> None:
@@ -247,19 +255,18 @@ class ShownWeights:
         touched, self._touched = self._touched, None
         if touched is not None:
             raise weights_changed(touched)
-        versions = list(map(_version_of, self._parameters))
-        if versions != self._versions:
-            pairs = zip(versions, self._versions, self._names, strict=True)
-            raise weights_changed(next(f"parameter {name!r}" for now, then, name in pairs if now != then))
-        if self._moved():
+        now = self._all.look()
+        written = np.flatnonzero(now.versions != self._versions)
+        if written.size:
+            raise weights_changed(f"parameter {self._names[written[0]]!r}")
+        if self._moved(now):
             self._follow(arrived=False)
         if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
             raise weights_changed("a parameter")
 
-    def _moved(self) -> bool:
-        return (
-            list(map(_pointer_of, self._parameters)) != self._pointers
-            or list(map(_numel_of, self._parameters)) != self._numels
+    def _moved(self, now: Look) -> bool:
+        return not (
+            np.array_equal(now.addresses, self._pointers) and np.array_equal(now.numels, self._numels)
         )
 
     def _follow(self, *, arrived: bool) -> None:
@@ -286,7 +293,7 @@ class ShownWeights:
         self._note_pointers()
 
     def _note_pointers(self) -> None:
-        self._pointers = list(map(_pointer_of, self._parameters))
+        self._pointers = self._all.look().addresses
 
     def _next_window(self) -> None:
         """Keeps the bytes of another part of the flat weights."""

@@ -28,6 +28,12 @@ REMEDY = (
     "wrap the optimizer with overlap=False; after a Ctrl-C in backward, optimizer.abandon() gives the step up"
 )
 
+OF_ONE_RANK = (
+    "In a group of ranks that is done to the gradient of one rank, before the mean over ranks is taken, and "
+    "clip_grad_norm_ would bound another norm than under DistributedDataParallel: give clip_grad_norm= to "
+    "wrap. What is meant for a rank's own gradient goes into the loss, or a hook (Tensor.register_hook)"
+)
+
 
 class Mode(Enum):
     """The moment at which buckets leave."""
@@ -125,6 +131,21 @@ class TableGradients:
             return "param_groups changed between backward and step()"
         return None
 
+    def check_brought(self) -> bool:
+        """Refuses a watched step in which gradients are not what backward has brought.
+
+        Returns:
+            Whether the script has written into some, with the same values: it may clip, and not have to yet.
+
+        Raises:
+            GradientChanged: naming the parameter, and what to do in a group of ranks.
+        """
+        for bucket in self._buckets:
+            other = bucket.other_since_noted()
+            if other is not None:
+                raise GradientChanged(f"{other}. {OF_ONE_RANK}")
+        return any(bucket.written_since_noted for bucket in self._buckets)
+
     def check_left(self) -> None:
         """Refuses a step whose gradients or hyper-parameters changed after buckets had left.
 
@@ -153,6 +174,7 @@ class TableGradients:
                 bucket.copy(unscale)
                 self._leave(bucket, late=True)
         self.flush()
+        self.exchange.push_rest(step=self.step)
 
     def flush(self, *, wait: bool = True) -> None:
         """Sends the buckets that an accelerator has copied; with `wait` those that it still copies, too."""
@@ -177,6 +199,8 @@ class TableGradients:
         for bucket in self._buckets:
             self.exchange.gradients.tensors[bucket.bucket.index].mul_(factor)
             self._leave(bucket, late=True)
+        self.flush()
+        self.exchange.push_rest(step=self.step)
 
     def abstain(self) -> None:
         """Takes this step with nothing to apply on what has not left. May be called again."""

@@ -53,10 +53,11 @@ class WrappedOptimizer(RemoteStateOptimizer):
         host: StepHost,
         overlap: Literal["auto"] | bool,
         clip_grad_norm: float | None,
-        clipped_by_servers: bool,
+        clipped_as_it_leaves: bool,
         as_views: bool,
         weight: Callable[[], float],
         scales: bool = True,
+        of_one_rank: bool = False,
     ) -> None:
         """See `Worker.wrap`.
 
@@ -68,11 +69,14 @@ class WrappedOptimizer(RemoteStateOptimizer):
             host: the worker.
             overlap: as in `wrap`.
             clip_grad_norm: to clip gradients to.
-            clipped_by_servers: they clip the mean; else this worker its own gradients, before they leave.
+            clipped_as_it_leaves: servers clip the mean, or a group that of its ranks; else this worker clips
+                its own gradients, before they leave.
             as_views: gradients lie in the memory that is pushed.
             weight: of a step's pushes in a BSP mean; called once a step.
             scales: a `GradScaler` may call steps.
+            of_one_rank: gradients are those of one rank of a group; see `Sender`.
         """
+        self._of_one_rank = of_one_rank
         self._scales = scales
         self._open = False  # torch's constructor adds the param-groups
         super().__init__(inner, access, tables=lambda: [table.started for table in self._sender.tables])
@@ -81,7 +85,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._start_table = start_table
         self._one_norm = clip_grad_norm is not None
         self._batch = BatchInHand()
-        clip_norm = None if clipped_by_servers else clip_grad_norm
+        clip_norm = None if clipped_as_it_leaves else clip_grad_norm
         self._sender = Sender(
             host,
             self._batch,
@@ -95,6 +99,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
             ),
             divides="fused" in self.defaults,
             as_views=as_views,
+            of_one_rank=of_one_rank,
         )
         groups = list(range(len(self.param_groups)))
         started = self._start(groups)
@@ -216,6 +221,12 @@ class WrappedOptimizer(RemoteStateOptimizer):
             raise UsageError(
                 "a GradScaler is not built for pipelines: each stage would find overflows of its own, and "
                 "the stages' scales would part; take bfloat16, which needs none"
+            )
+        if scaled and scale is None and self._of_one_rank:
+            raise UsageError(
+                "scaler.unscale_() in a group of ranks shows the gradient of one rank, not the mean that is "
+                "pushed: leave it out (the scale is taken out as gradients leave), and let wrap clip "
+                "(clip_grad_norm=)"
             )
         self._sender.decide(scaled=scaled)
         self._cycle.begin_sending()

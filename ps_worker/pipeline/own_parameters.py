@@ -7,19 +7,30 @@ know who keeps the others.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import nn
 
 from ps_wire.errors import PipelineError
+from ps_wire.process.allocator import give_back_freed_blocks
 
 
 def let_go(model: nn.Module, kept: Collection[str]) -> None:
-    """Moves all parameters but these, by name, to the meta device: their memory is free."""
-    for name, parameter in model.named_parameters():
-        if name not in kept and not parameter.is_meta:
-            _become(parameter, torch.empty_like(parameter, device="meta"))
+    """Moves all parameters but these, by name, to the meta device: the system has their memory back."""
+    goes = [it for name, it in model.named_parameters() if name not in kept and not it.is_meta]
+    for parameter in goes:
+        _become(parameter, torch.empty_like(parameter, device="meta"))
+    if goes:
+        give_back_freed_blocks()
+
+
+def move(stages: Iterable[nn.Module], device: torch.device) -> None:
+    """Moves what stages are made of to a device; what has no values stays on the meta device."""
+    for stage in stages:
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            if tensor.device != device and not tensor.is_meta:
+                _become(tensor, tensor.detach().to(device))
 
 
 def materialize(model: nn.Module, kept: Collection[str], device: torch.device, seed: str) -> None:
@@ -54,14 +65,10 @@ def materialize(model: nn.Module, kept: Collection[str], device: torch.device, s
         for parameter in direct:
             if parameter.is_meta:
                 _become(parameter, torch.empty_like(parameter, device=device))
-        saved = module.state_dict(keep_vars=True)
         for key in buffers:
-            module.register_buffer(
-                key,
-                torch.empty_like(module.get_buffer(key), device=device),
-                persistent=key in saved,
-            )
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            buffer = module.get_buffer(key)
+            _become(buffer, torch.empty_like(buffer, device=device))
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
             torch.manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
             reset()
         for parameter in direct:
@@ -78,7 +85,9 @@ def shared_by(names: Iterator[Collection[str]]) -> dict[str, list[int]]:
     return holders
 
 
-def _become(parameter: nn.Parameter, values: torch.Tensor) -> None:
-    made = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    made.__dict__.update(parameter.__dict__)
-    torch.utils.swap_tensors(parameter, made)  # type: ignore[no-untyped-call]
+def _become(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """A parameter or buffer has these values; stages made before have it, too, and an optimizer."""
+    if isinstance(tensor, nn.Parameter):
+        values = nn.Parameter(values, requires_grad=tensor.requires_grad)
+    values.__dict__.update(tensor.__dict__)
+    torch.utils.swap_tensors(tensor, values)  # type: ignore[no-untyped-call]

@@ -70,7 +70,7 @@ class Pipeline:
             asked_cuts: names of blocks at which this rank wants them; None: as rank 0.
             schedule: a row of `SCHEDULES`.
             microbatches: that each batch is cut into.
-            example: the model's inputs of one batch.
+            example: the model's inputs of one batch, on the device on which this rank's stages run.
             checkpoint: of `CHECKPOINTS`: whose activations are computed again in backward.
             seed: of first values, where the model has none: the same on all ranks of the job.
 
@@ -110,6 +110,7 @@ class Pipeline:
         self._device = inputs[0].device
         own_parameters.let_go(model, kept)
         own_parameters.materialize(model, kept, self._device, seed)
+        own_parameters.move([parts[stage] for stage in self.stages], self._device)
         self._buffers = self._owned_buffers(parts, rank_of)
         self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # buffers, to rank 0, and which version
         assert group.stages is not None, "the group is no pipeline"

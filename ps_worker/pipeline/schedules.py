@@ -12,6 +12,8 @@ from typing import Any
 
 from ps_wire.errors import PipelineError
 
+PIPELINING = "torch.distributed.pipelining"  # imports the compiler: 1.2 s of a core
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -29,8 +31,8 @@ class Schedule:
 
     @property
     def make(self) -> Callable[..., Any]:
-        """Torch's class. Who makes none does not import what it needs: 1.2 s of a core, with the compiler."""
-        pipelining: Any = importlib.import_module("torch.distributed.pipelining")
+        """Torch's class. Who makes none does not import what it needs."""
+        pipelining: Any = importlib.import_module(PIPELINING)
         made: Callable[..., Any] = getattr(pipelining, self.torchs)
         return made
 

@@ -27,6 +27,7 @@ def run(
     environments: Sequence[Mapping[str, str]],
     command: Sequence[str] = (),
     *,
+    modules: Sequence[str] = (),
     started: Callable[[], object] = lambda: None,
 ) -> int | None:
     """Starts a process for each environment, and waits until all have ended.
@@ -36,6 +37,7 @@ def run(
     Args:
         environments: added to this process's.
         command: what each becomes; empty: each goes on as this process would, from here.
+        modules: that all import; where each goes on as this process would, they are imported before, once.
         started: called when all are there; what it gives is kept until all have ended.
 
     Returns:
@@ -44,7 +46,7 @@ def run(
     Raises:
         ConfigurationRefused: the system starts no further process; those that it has started have ended.
     """
-    threads = 0 if command else preload(())
+    threads = 0 if command else preload(modules)
     running: set[int] = set()
 
     def forward(number: int, _: FrameType | None) -> None:

@@ -21,6 +21,7 @@ from ps_wire.errors import ConnectionLost, PsError, ServerUnreachable
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Carrier
 from ps_wire.frames.service import DataStream, FramesOut, Landing
+from ps_wire.frames.terms import whole
 from ps_wire.v1 import coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 from ps_worker.process import after_fork
 from ps_worker.transport import socket_stream
@@ -65,7 +66,7 @@ class GrpcService:
             )
         line = self._lines[shard]
         after_fork.remember(line.address)  # a shard that comes back may have another address
-        unshared = (wire.encode(frame) for frame in frames if frame.kind is not wire.Kind.SHARE)
+        unshared = (wire.encode(whole(frame)) for frame in frames if frame.kind is not wire.Kind.SHARE)
         return GrpcStream(line.channel().stream_stream(DATA)(unshared, metadata=line.metadata), line)
 
     def move(self, shard: int, address: str) -> None:

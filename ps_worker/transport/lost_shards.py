@@ -42,5 +42,5 @@ def lost_shards(connections: Iterable[ShardConnection]) -> list[str]:
 
 
 def wait_line(text: str, whom: Iterable[str]) -> str:
-    """What is waited for, and for whom, as far as that is known, in a line."""
+    """Names what is waited for, and for whom, as far as that is known, in a line."""
     return "; ".join(filter(None, [text, *whom]))

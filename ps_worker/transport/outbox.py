@@ -63,7 +63,7 @@ class FrameOutbox:
         """See `FramesOut.batch`."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._closed)
-            return pop_batch(self._frames, bytes_of or (lambda frame: len(frame.payload)))
+            return pop_batch(self._frames, bytes_of or (lambda frame: frame.nbytes))
 
 
 def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Frame]:
@@ -86,7 +86,7 @@ def _mixed(pull: wire.Frame, pushes: Sequence[wire.Frame]) -> Iterator[wire.Fram
             yield meta.part(pull, ready)
             ready, between = [], 0
         yield push
-        between += len(push.payload)
+        between += push.nbytes
         if push.partition in mine and last[push.partition] == index:
             ready.append(push.partition)
     if ready:

@@ -21,6 +21,7 @@ from ps_wire.errors import ConnectionLost, InternalError, ServerUnreachable
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Carrier
 from ps_wire.frames.service import FramesOut, Landing
+from ps_wire.frames.terms import whole
 from ps_wire.process import watched
 from ps_wire.sockets import tls_socket
 from ps_wire.sockets.frame_socket import FrameSocket
@@ -120,7 +121,7 @@ class SocketStream:
                 if self._shares:
                     frames = list(map(self._shared, frames))
                 else:
-                    frames = [frame for frame in frames if frame.kind is not wire.Kind.SHARE]
+                    frames = [whole(frame) for frame in frames if frame.kind is not wire.Kind.SHARE]
                 self._peer.send(frames)
         except ConnectionLost:
             pass  # whoever receives finds out, too
@@ -132,16 +133,17 @@ class SocketStream:
 
     def _travelling(self, frame: wire.Frame) -> int:
         """Bytes of a frame's payload that travel."""
-        return 0 if frame.table in self._tables else len(frame.payload)
+        return 0 if frame.table in self._tables else frame.nbytes
 
     def _shared(self, frame: wire.Frame) -> wire.Frame:
         """The frame as it leaves: without its payload, where that lies in shared memory."""
         if frame.kind is wire.Kind.SHARE:
             (self._tables.add if frame.descriptors else self._tables.discard)(frame.table)
         shares = self._shares and frame.kind is wire.Kind.HELLO
-        if shares or self._travelling(frame) < len(frame.payload):
-            return replace(frame, payload=b"", flags=frame.flags | wire.SHARED)
-        return frame
+        if shares or self._travelling(frame) < frame.nbytes:
+            flags = frame.flags | wire.SHARED | wire.RANKS * bool(frame.terms)
+            return replace(frame, payload=b"", terms=(), flags=flags)
+        return whole(frame)
 
 
 def reach(

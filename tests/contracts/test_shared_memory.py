@@ -17,7 +17,7 @@ import pytest
 from ps_wire.errors import Evicted
 from ps_wire.frames import frame as wire
 from ps_wire.sockets import shared_memory
-from ps_wire.sockets.frame_socket import FrameSocket, close_all
+from ps_wire.sockets.frame_socket import MAX_DESCRIPTORS, FrameSocket, close_all
 from tests.component.service import Cluster
 from tests.until import until
 
@@ -171,6 +171,30 @@ def test_sharing_needs_memory_for_what_is_copied_and_a_hello_that_says_so(in_job
     in_job(test)
 
 
+def test_a_gradient_of_ranks_is_the_mean_of_what_they_have_and_of_who_has_said_so_alone(in_job: Any):
+    def test(bench: Bench) -> None:
+        peer, ranks = Sharing(bench), [Region(), Region(), Region()]
+        own = (peer.gradients.descriptor, peer.weights.descriptor)
+        for value, rank in zip((1.0, 2.0, -9.0), ranks, strict=True):
+            rank.values[:] = value
+        peer.share(*own)
+        peer.send(wire.Kind.PUSH, flags=wire.SHARED | wire.RANKS)
+        assert "shares no memory of the ranks" in peer.refused()
+        for told in (4, 5, 6):
+            peer.send(wire.Kind.SHARE, hyper=told, descriptors=(*own, *(it.descriptor for it in ranks)))
+            assert ("one or two descriptors" in peer.refused()) == (told > 4)
+        peer.send(wire.Kind.SHARE, hyper=3, descriptors=(*own, *(it.descriptor for it in ranks)))
+        peer.gradients.values[:] = 5.0
+        for step, flags in enumerate((wire.SHARED | wire.RANKS, wire.SHARED)):
+            peer.send(wire.Kind.PUSH, step=step, flags=flags)
+            assert peer.next().kind is wire.Kind.ACK
+        peer.send(wire.Kind.PULL, step=2, meta=bytes(4))
+        assert peer.next().kind is wire.Kind.PULLED
+        assert (peer.weights.values == 2.0 - 5.0).all()
+
+    in_job(test)
+
+
 def test_a_partition_outside_the_shared_memory_is_refused(in_job: Any):
     def test(bench: Bench) -> None:
         peer = Sharing(bench)
@@ -189,7 +213,7 @@ def test_descriptors_are_closed_whatever_comes_of_them(in_job: Any):
         peer.share()
         peer.send(wire.Kind.PULL, meta=bytes(4))
         assert peer.next().kind is wire.Kind.PULLED
-        extra = [os.dup(peer.weights.descriptor) for _ in range(5)]
+        extra = [os.dup(peer.weights.descriptor) for _ in range(MAX_DESCRIPTORS + 3)]
         before = _open_descriptors()
         for _ in range(20):
             peer.share()
@@ -198,6 +222,7 @@ def test_descriptors_are_closed_whatever_comes_of_them(in_job: Any):
             peer.send(wire.Kind.PULL, meta=bytes(4), descriptors=(peer.weights.descriptor,))
             assert peer.next().kind is wire.Kind.PULLED
             peer.share(*extra)
+            assert "one or two descriptors" in peer.refused()
         peer.send(wire.Kind.PUSH, flags=wire.SHARED)
         assert peer.next().kind is wire.Kind.ACK
         assert _open_descriptors() <= before

@@ -33,7 +33,7 @@ def main() -> None:
             model.register_parameter(f"of_rank_{rank}", parameter)
         views = "views" in words and me[0] == 0
         optimizer = worker.wrap(
-            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if "plain" in words else 0.9),
             model,
             gradient_as_bucket_view=views,
             buckets=ps.BucketOptions(partition_bytes=32768) if "wide" in words else None,
@@ -56,6 +56,7 @@ def main() -> None:
             rows.append(
                 {
                     "gradients": given,
+                    "left": [None if it.grad is None else it.grad.clone() for it in model.parameters()],
                     "weights": [it.detach().clone() for it in model.parameters()],
                     "digest": digest(model),
                 }

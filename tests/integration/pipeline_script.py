@@ -1,6 +1,7 @@
 """A training script for a pipeline of two stages: says what it came to, for whoever checks the arithmetic.
 
-Arguments: folder, steps, then words that change what it does.
+Arguments: folder, steps, then words that change what it does; one that begins with `on:` names a device for
+each stage.
 """
 
 from __future__ import annotations
@@ -74,14 +75,16 @@ def die_in_third_schedule(model: torch.nn.Module) -> None:
 
 def main() -> None:
     folder, steps, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    named = next((word.removeprefix("on:") for word in words if word.startswith("on:")), "cpu,cpu,cpu")
     with ps.connect() as worker:
+        device = torch.device(named.split(",")[worker.group_rank])
         model, parts = build(), ()
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
         if worker.group_size > 1:
             pipe = worker.pipeline(
                 model,
                 microbatches=MICROBATCHES,
-                example=batch_of(0, 0)[0],
+                example=batch_of(0, 0)[0].to(device),
                 cuts=["1.0"] if worker.rank and "cut elsewhere" in words else None,
             )
             optimizer, parts = worker.wrap(inner, pipe), pipe.cuts
@@ -98,7 +101,7 @@ def main() -> None:
         losses = []
         while worker.step < steps:
             optimizer.zero_grad()
-            batch = batch_of(worker.rank, worker.step)
+            batch = [it.to(device) for it in batch_of(worker.rank, worker.step)]
             losses.append(
                 pipe.step(*batch, loss_fn=LOSS).item() if parts else by_micro_batches(model, *batch)
             )
@@ -116,7 +119,12 @@ def main() -> None:
         worker.finish()
         state = pipe.state_dict() if parts else model.state_dict()
         torch.save(
-            {"losses": losses, "state": state, "cuts": parts},
+            {
+                "losses": losses,
+                "state": state,
+                "cuts": parts,
+                "devices": {it.device for it in state.values()},
+            },
             folder / f"{worker.rank}-{worker.group_rank}.pt",
         )
 

@@ -46,18 +46,19 @@ def frameworks() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def run(frameworks: Zygote, cluster: Servers) -> Run:
-    def run(script: str, *arguments: str | Path, consistency: str = "bsp") -> str:
-        """Runs an example to its end on both workers; what worker 0 said."""
+    def run(script: str, *arguments: str | Path, consistency: str = "bsp", grouped: bool = False) -> str:
+        """Runs an example to its end on both workers, or on both ranks of one; what the first one said."""
         options = ("--servers", cluster.option, "--job", fresh_job(), "--consistency", consistency)
         workers: list[Process] = []
         try:
-            for rank in range(NUM_WORKERS):
-                command = ("ps-worker", *options, "--num-workers", str(NUM_WORKERS), "--worker", str(rank))
-                workers.append(
-                    frameworks.start(
-                        *command, str(EXAMPLES / script), *map(str, arguments), environment=OFFLINE
-                    )
-                )
+            for number in range(NUM_WORKERS):
+                place = ("--num-workers", str(NUM_WORKERS), "--worker", str(number))
+                environment = dict(OFFLINE)
+                if grouped:
+                    place = ("--num-workers", "1", "--worker", "0", "--group-size", str(NUM_WORKERS))
+                    environment |= {"PS_GROUP_RANK": str(number), "PS_LOCAL_RANK": str(number)}
+                command = ("ps-worker", *options, *place, str(EXAMPLES / script), *map(str, arguments))
+                workers.append(frameworks.start(*command, environment=environment))
             for worker in workers:
                 assert worker.wait_end() == 0, worker.text
         finally:
@@ -278,3 +279,30 @@ def test_trainer_goes_on_from_a_checkpoint(run: Run, trainer: tuple[Path, str], 
 def test_trainer_ends_well_after_fewer_steps_than_it_logs(run: Run, tmp_path: Path) -> None:
     text = run("trainer_tiny.py", "--epochs", "1", "--samples", "64", "--out", tmp_path)
     assert re.search(r"loss [\d.]+ -> [\d.]+", text), text
+
+
+# -- in a group of ranks -------------------------------------------------------------------------------
+
+
+def test_lightning_trains_in_a_group_and_writes_once(run: Run, tmp_path: Path) -> None:
+    """Each rank's part of each batch, and the mean over ranks is clipped."""
+    text = run("lightning_digits.py", "--epochs", "3", "--out", tmp_path, grouped=True)
+    assert accuracy_of(text) > 0.85
+    (last,) = (tmp_path / "checkpoints").glob("epoch=2-*.ckpt")
+    saved = torch.load(last, weights_only=True)
+    assert [len(it["state"]) for it in saved["optimizer_states"]] == [4]
+    assert scalars(tmp_path / "logs")["accuracy"][-1] == pytest.approx(accuracy_of(text), abs=1e-4)
+
+
+def test_accelerate_trains_in_a_group_and_writes_once(run: Run, tmp_path: Path) -> None:
+    text = run("accelerate_digits.py", "--epochs", "3", "--out", tmp_path, grouped=True)
+    assert accuracy_of(text) > 0.8
+    assert len(list(tmp_path.glob("epoch_*"))) == 3
+    assert len(scalars(tmp_path / "logs")["loss"]) == 3
+
+
+def test_trainer_trains_in_a_group_and_writes_once(run: Run, tmp_path: Path) -> None:
+    tiny = ("--epochs", "1", "--samples", "256", "--batch-size", "8")
+    text = run("trainer_tiny.py", *tiny, "--out", tmp_path, grouped=True)
+    assert re.search(r"loss [\d.]+ -> [\d.]+", text), text
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-16"]

@@ -14,7 +14,7 @@ import torch
 from tests.faults.links import UNSHARE, refusal
 from tests.until import LIMIT_S
 
-from . import ranks_apart
+from . import going_on, ranks_apart
 from .groups import SCRIPT, start_groups, start_rank
 from .processes import Process, Start
 from .servers import Servers, fresh_job
@@ -57,13 +57,13 @@ def mean_of(contributions: list[list[torch.Tensor | None]]) -> list[torch.Tensor
     return made
 
 
-@pytest.mark.parametrize(("reduce", "words"), [("gloo", ()), ("shm", ("large", "views"))])
+@pytest.mark.parametrize(("reduce", "words"), [("gloo", ()), ("shm", ("large", "views", "plain"))])
 def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
     spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, words: tuple[str, ...]
 ) -> None:
     """Over shared memory all ranks of both groups map the weights of a model of this size, too.
 
-    With "views" the gradients of worker 0 lie where they are summed, and are set to zero there.
+    With "views" the gradients of worker 0 lie where the shards read those of both ranks, and stay so.
     """
     options = ("--group-reduce", reduce)
     ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), *words, options=options)
@@ -73,7 +73,8 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
 
     rows = rows_of(tmp_path)
     weights = [torch.nn.Parameter(it.clone()) for it in rows[0, 0][0]["weights"]]
-    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9, fused=True)  # as the servers run it
+    momentum = 0.0 if "plain" in words else 0.9
+    optimizer = torch.optim.SGD(weights, lr=0.05, momentum=momentum, fused=True)  # as the servers run it
     for step in range(1, STEPS + 1):
         gradients = {at: rows[at][step]["gradients"] for at in RANKS}
         pushed = [mean_of([gradients[worker, rank] for rank in range(2)]) for worker in range(2)]
@@ -83,6 +84,9 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
         for at in RANKS:
             for mine, theirs in zip(weights, rows[at][step]["weights"], strict=True):
                 assert torch.equal(mine.detach(), theirs), (step, at)
+        for rank in range(2) if "views" in words else ():
+            for given, left in zip(gradients[0, rank], rows[0, rank][step]["left"], strict=True):
+                assert left is given is None or torch.equal(left, given), (step, rank)
 
 
 def test_ranks_on_two_hosts_take_the_same_steps_and_send_each_link_what_one_rank_would(
@@ -162,6 +166,35 @@ def test_groups_of_different_size_weigh_as_their_ranks_where_that_is_wanted(
     for rank in ranks:
         said = next(line for line in rank.lines if line.startswith("came to"))
         torch.testing.assert_close(torch.tensor([float(it) for it in said.split()[2:]]), wanted)
+
+
+CLIPS = """
+import torch, ps_worker as ps
+with ps.connect() as worker:
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, clip_grad_norm=1.0)
+    mine = torch.tensor([30.0, 0.0, 0.0, 0.0] if worker.group_rank else [0.0, 0.0, 40.0, 0.0])
+    model(mine[None]).sum().backward()
+    optimizer.step()
+    worker.finish()
+    print("came to", *model.weight[0].tolist(), flush=True)
+"""
+
+
+def test_under_asp_a_group_clips_the_mean_of_its_ranks(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    script = tmp_path / "clips.py"
+    script.write_text(CLIPS)
+
+    ranks = start_groups(spawn, cluster, str(script), groups=1, consistency="asp")[0]
+
+    assert [rank.wait_end() for rank in ranks] == [0, 0], "".join(rank.text for rank in ranks)
+    for rank in ranks:
+        said = next(line for line in rank.lines if line.startswith("came to"))
+        came_to = [float(it) for it in said.split()[2:]]
+        assert came_to == pytest.approx([-0.6, 0.0, -0.8, 0.0], abs=1e-5)  # (15, 20), of length 25
 
 
 @pytest.mark.parametrize("consistency", ["ssp:1", "asp"])
@@ -308,6 +341,48 @@ def test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches(
             assert second
 
 
+def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_the_same_bits(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    """Two groups of two: each rank with its own generators, buffers, and what it has registered."""
+    options = "--snapshot-dir", f"{tmp_path}/snapshots", "--snapshot-every", "5steps"
+    script, folder, job = str(Path(going_on.__file__)), str(tmp_path), fresh_job()
+    servers = Servers(spawn, 1, *options)
+    groups = start_groups(spawn, servers, script, folder, "dies", job=job, options=("--lease", "4"))
+    assert groups[0][1].wait_end() == -9, groups[0][1].text
+    for process in (*servers.processes, *groups[0], *groups[1]):
+        process.kill()
+
+    servers = Servers(spawn, 2, *options)
+    assert end_all(start_groups(spawn, servers, script, folder, "more", job=job)) == [0] * 4
+    servers.close()
+    steps = going_on.steps_of(tmp_path)
+    assert steps > going_on.MORE
+    assert end_all(start_groups(spawn, cluster, script, folder, str(steps))) == [0] * 4
+
+    for worker, rank in RANKS:
+        going_on.check_same(tmp_path, worker, rank)
+
+
+def test_a_group_that_was_killed_goes_on_where_its_job_is_each_rank_with_its_own_generators(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    """Without a snapshot: up to 2 s of steps are computed again, and all draw what they drew then."""
+    script, folder, job = str(Path(going_on.__file__)), str(tmp_path), fresh_job()
+    options = ("--lease", "4")
+    killed = start_groups(spawn, cluster, script, folder, "dies at 15", groups=1, job=job, options=options)
+    assert killed[0][1].wait_end() == -9
+    assert killed[0][0].wait_end() == 75
+
+    assert end_all(start_groups(spawn, cluster, script, folder, "more", groups=1, job=job)) == [0, 0]
+    steps = going_on.steps_of(tmp_path)
+    assert steps >= 14 + going_on.MORE
+    assert end_all(start_groups(spawn, cluster, script, folder, str(steps), groups=1)) == [0, 0]
+
+    for rank in range(2):  # running statistics have seen the weights of now when steps were computed again
+        going_on.check_same(tmp_path, 0, rank, but="running_")
+
+
 LEARNS = """
 import sys, torch, ps_worker as ps
 from torch.utils.data import TensorDataset
@@ -345,7 +420,7 @@ def test_a_group_is_close_to_one_worker_with_as_many_times_the_batch(
 
 REFUSED = """
 import torch, ps_worker as ps
-from ps_wire.errors import UsageError
+from ps_wire.errors import GradientChanged, UsageError
 with ps.connect() as worker:
     model = torch.nn.Linear(2, 2)
     made = lambda: torch.optim.SGD(model.parameters(), lr=0.1)
@@ -354,7 +429,6 @@ with ps.connect() as worker:
             return iter(())
     calls = {
         "overlap": lambda: worker.wrap(made(), model, overlap=True),
-        "clip": lambda: worker.wrap(made(), model, clip_grad_norm=1.0),
         "table": lambda: worker.table({"a": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0)),
         "all_reduce": lambda: worker.all_reduce(1.0),
         "broadcast": lambda: worker.broadcast(1.0),
@@ -379,7 +453,30 @@ with ps.connect() as worker:
         worker.stats()
     torch.distributed.barrier(worker.group)
     optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+    scaler = torch.amp.GradScaler("cpu")
     model(torch.ones(1, 2)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))  # for a figure: nothing is changed
+    optimizer.step()
+    changes = {
+        "scaled": lambda: torch._foreach_mul_([it.grad for it in model.parameters()], 0.5),
+        "clipped": lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+        "unscaled": lambda: scaler.unscale_(optimizer),
+    }
+    for name, change in changes.items():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).sum()
+        (scaler.scale(loss) if name == "unscaled" else loss).backward()
+        change()
+        try:
+            scaler.step(optimizer) if name == "unscaled" else optimizer.step()
+        except (GradientChanged, UsageError) as error:
+            assert "In a group of ranks" in error.message or "in a group of ranks" in error.message, error
+            assert "clip_grad_norm=" in error.message, error
+            print("refused", name, flush=True)
+    del optimizer.grad_scale, optimizer.found_inf  # torch's scaler, after an error
+    optimizer.zero_grad()
+    for _ in range(2):  # what backward adds is no change of the script's
+        model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     worker.finish()
     print("trained", flush=True)
@@ -395,10 +492,11 @@ def test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on(
     ranks = start_groups(spawn, cluster, str(script), groups=1, consistency="asp")[0]
 
     assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
-    names = ["overlap", "clip", "table", "all_reduce", "broadcast", "barrier", "stream"]
+    names = ["overlap", "table", "all_reduce", "broadcast", "barrier", "stream"]
     said = [[line for line in rank.lines if line.startswith("refused")] for rank in ranks]
-    assert said[0] == [f"refused {name}" for name in names]
-    assert said[1] == [f"refused {name}" for name in [*names, "state", "stats"]]
+    own = ["scaled", "clipped", "unscaled"]
+    assert said[0] == [f"refused {name}" for name in [*names, *own]]
+    assert said[1] == [f"refused {name}" for name in [*names, "state", "stats", *own]]
 
 
 MPI = """

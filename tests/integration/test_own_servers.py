@@ -16,11 +16,13 @@ from ps_lab.traces import put_together
 from ps_wire.v1.shard_pb2 import TablesRequest
 from ps_worker.transport.grpc_service import GrpcService
 
+from . import going_on
 from .processes import Start, run
 
 pytestmark = pytest.mark.integration
 
 STEPS = 4
+GOES_ON = str(Path(going_on.__file__))
 SCRIPT = """
 import sys, torch, ps_worker as ps
 folder, steps = sys.argv[1], int(sys.argv[2])
@@ -90,6 +92,33 @@ def test_ranks_without_servers_share_one_optimizer_and_each_has_its_part_of_the_
         assert re.fullmatch("exp_avg exp_avg_sq step", " ".join(sorted(saved["state"][index])))
         for name, value in state.items():
             assert torch.equal(saved["state"][index][name].float(), value.float()), name
+
+
+def test_a_job_without_servers_that_was_killed_goes_on_from_its_snapshot_to_the_same_bits(
+    spawn: Start, tmp_path: Path
+) -> None:
+    """Each rank with its own generators, buffers, and what it has registered."""
+    snapshots = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "5steps", "--lease", "4")
+    group = ("ps-worker", "--servers", "none", "--nproc", "2")
+
+    killed = spawn(*group, *snapshots, GOES_ON, str(tmp_path), "dies")
+    assert killed.wait_end() == 137, killed.text
+    again = spawn(*group, *snapshots, GOES_ON, str(tmp_path), "more")
+    assert again.wait_end() == 0, again.text
+    steps = going_on.steps_of(tmp_path)
+    assert steps > going_on.MORE
+    undisturbed = spawn(*group, GOES_ON, str(tmp_path), str(steps))
+    assert undisturbed.wait_end() == 0, undisturbed.text
+
+    for rank in range(2):
+        going_on.check_same(tmp_path, 0, rank)
+
+
+def test_one_process_without_servers_is_refused_snapshots_by_name(spawn: Start, tmp_path: Path) -> None:
+    alone = spawn("ps-worker", "--servers", "none", "--snapshot-dir", str(tmp_path), GOES_ON, "", "1")
+
+    assert alone.wait_end() == 64
+    assert "which takes no snapshots" in alone.text
 
 
 ENDLESS = """

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ps_worker.memory.os_memory import can_overlay
 from tests.faults.links import UNSHARE, refusal
 from tests.until import LIMIT_S, until
 
@@ -23,6 +24,7 @@ from .servers import Servers, fresh_job
 pytestmark = pytest.mark.integration
 
 STEPS = 5
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows_of(folder: Path, workers: int = 2) -> dict[tuple[int, int], Any]:
@@ -119,6 +121,78 @@ def test_stages_on_two_hosts_find_each_other_and_send_over_the_link(tmp_path: Pa
     rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(2)]
     state = {name: it for row in rows for name, it in row["state"].items()}
     assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
+
+
+SPARE = """
+import sys, torch
+assert "torch.distributed.pipelining" in sys.modules, "each stage imports the compiler by itself"
+sys.path.append(sys.argv[1])
+import ps_worker as ps
+from tests.inside import exchange_of
+from tests.pages import resident_bytes
+with ps.connect() as worker:
+    with torch.device("meta"):
+        model = torch.nn.Sequential(*[torch.nn.Linear(128, 128, bias=False) for _ in range(4)])
+    x = torch.ones(4, 128)
+    pipe = worker.pipeline(model, microbatches=2, example=x)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), pipe)
+    for _ in range(2):
+        pipe.step(x, x, loss_fn=torch.nn.functional.mse_loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    memory = exchange_of(optimizer).memory
+    assert memory.mapped
+    own = sum(it.nbytes for it in pipe.state_dict().values())
+    assert own == 2 * 128 * 128 * 4
+    gradients = sum(map(resident_bytes, memory.gradients.tensors))
+    before = pipe.state_dict()["0.weight" if worker.group_rank == 0 else "2.weight"].clone()
+    worker.leave()
+    weights = sum(map(resident_bytes, memory.weights.tensors))
+    after = pipe.state_dict()["0.weight" if worker.group_rank == 0 else "2.weight"]
+    print("resident", gradients // own, weights // own, torch.equal(before, after), flush=True)
+"""
+
+
+@pytest.mark.skipif(not can_overlay(), reason="no memory to be mapped here")
+def test_a_stage_has_memory_for_its_own_parameters_alone_and_for_no_others_when_it_leaves(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    """Whatever the size of the model; one command starts both, which share what they import."""
+    script = tmp_path / "spare.py"
+    script.write_text(SPARE)
+    stages = spawn(*cluster.worker(), "--nproc", "2", "--pipeline-stages", "2", str(script), str(ROOT))
+    assert stages.wait_end() == 0, stages.text
+    assert re.findall("resident (.*)", stages.text) == ["1 1 True"] * 2
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ("cpu", "cpu"),
+        pytest.param(("cuda:0", "cuda:0"), marks=pytest.mark.gpu),
+        pytest.param(("cuda:0", "cuda:1"), marks=pytest.mark.gpu),
+    ],
+    ids=["host", "one-gpu", "two-gpus"],
+)
+def test_each_stage_runs_where_its_example_is(
+    spawn: Start, cluster: Servers, tmp_path: Path, devices: tuple[str, str]
+) -> None:
+    """The model is made on the host; what is sent from stage to stage goes through it."""
+    there = torch.cuda.device_count()
+    if "cuda:0" in devices and not there:
+        pytest.skip("no CUDA device here")
+    if "cuda:1" in devices and there < 2:
+        pytest.skip("no second CUDA device here")
+    words = str(tmp_path), "3", f"on:{','.join(devices)}"
+    (stages,) = start_stages(spawn, cluster, SCRIPT, *words, workers=1)
+    assert [stage.wait_end() for stage in stages] == [0, 0]
+
+    model, _ = one_process(1, 3)
+    rows = [torch.load(tmp_path / f"0-{stage}.pt", map_location="cpu") for stage in range(2)]
+    assert [row["devices"] for row in rows] == [{torch.device(it)} for it in devices]
+    state = {name: it for row in rows for name, it in row["state"].items()}
+    for name, it in model.state_dict().items():
+        torch.testing.assert_close(state[name], it, rtol=1e-3, atol=1e-4)
 
 
 TIED = """

@@ -34,12 +34,19 @@ MUTANTS = (
     Mutant(
         name="again: the share of one who never comes again is kept for it",
         file=BOOK,
-        text="            dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)\n",
-        fault="",
+        text="                dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)\n",
+        fault="                pass\n",
         tests=(
             f"{BOOK_TESTS}::test_the_share_of_one_who_is_awaited_goes_to_who_comes_to_the_end_of_its_own",
             f"{DEALT}::test_who_goes_on_alone_with_a_job_that_all_have_left_uses_every_sample",
         ),
+    ),
+    Mutant(
+        name="again: who comes late to a loader that makes no step has no share of it",
+        file=BOOK,
+        text="            if trains:  # else nobody else takes them, and who comes late has its own\n",
+        fault="            if True:\n",
+        tests=(f"{BOOK_TESTS}::test_the_share_of_one_who_is_awaited_is_kept_where_no_step_is_made",),
     ),
     Mutant(
         name="again: each loop over epochs has numbers from its start",

@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         name="average: one gradient of any weight is taken as it is",
         file=AVERAGE,
-        text="if equal and len(gradients) == 1 and first.dtype not in NARROW:",
-        fault="if len(gradients) == 1:",
+        text="if equal and len(terms) == 1 and first.dtype not in NARROW:",
+        fault="if len(terms) == 1:",
         tests=(
             "tests/unit/ps_server/shard/optimizer/test_mean.py",
             "tests/unit/ps_server/shard/table/test_wire_dtype.py",
@@ -65,6 +65,13 @@ MUTANTS = (
         tests=(
             "tests/unit/ps_server/shard/optimizer/test_mean.py::test_dtypes_and_threads_have_scratch_of_their_own",
         ),
+    ),
+    Mutant(
+        name="cell: who has one gradient is taken for one who has all",
+        file="ps_server/shard/partition/cell.py",
+        text="        if all(gradient.present):\n",
+        fault="        if any(gradient.present):\n",
+        tests=("tests/unit/ps_server/shard/test_law_1_in_process.py",),
     ),
     Mutant(
         name="kernels.c: the mean leaves its last elements out",
@@ -104,8 +111,8 @@ MUTANTS = (
     Mutant(
         name="adam: a piece without a gradient keeps what the other half held",
         file=ADAM,
-        text="                out.data.copy_(weights)\n                left.append(gradient)",
-        fault="                left.append(gradient)",
+        text="                after[piece].data.copy_(before[piece])\n",
+        fault="",
         tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(
@@ -114,6 +121,13 @@ MUTANTS = (
         text="            if gradient is None or not state:\n",
         fault="            if gradient is None and state:\n                state['step'].add_(1)\n"
         "            if gradient is None or not state:\n",
+        tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
+    ),
+    Mutant(
+        name="adam: pieces that came later take the correction of the first one's steps",
+        file=ADAM,
+        text='            by_count.setdefault(states[piece]["step"].item(), []).append(piece)\n',
+        fault='            by_count.setdefault(states[mine[0]]["step"].item(), []).append(piece)\n',
         tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(

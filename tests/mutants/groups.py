@@ -13,7 +13,107 @@ SERVERS = "tests/search/test_deadlock_servers.py"
 CHANGES = "tests/unit/ps_server/coordinator/jobs/test_membership_changes.py"
 WINDOWS = "tests/unit/ps_worker/memory/test_mapped_windows.py"
 
+PROMISE = "tests/unit/ps_worker/membership/test_snapshot_promise.py"
+CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
+
+CLIPPED = f"{UNIT}/test_clipped_reduce.py"
+
 MUTANTS = (
+    Mutant(
+        name="groups: each rank clips by the norm of what it owns",
+        file="ps_worker/group/clipped_reduce.py",
+        text='        norm = sum(float(one.fields["squares"]) for one in said) ** 0.5\n',
+        fault="        norm = squares**0.5\n",
+        tests=(f"{CLIPPED}::test_ranks_clip_their_mean_as_one_process_does_and_push_nothing_before",),
+    ),
+    Mutant(
+        name="groups: a rank that abstains pushes what it owns unclipped",
+        file="ps_worker/group/clipped_reduce.py",
+        text="        if every:\n            self._clip(every, step)\n",
+        fault='        if every:\n            self._channel.share(f"the norm of step {step}", {"squares": 0.0})\n',
+        tests=(f"{CLIPPED}::test_a_rank_without_a_gradient_clips_what_it_owns_of_the_others_too",),
+    ),
+    Mutant(
+        name="groups: each rank clips its own gradient where servers form no mean",
+        file="ps_worker/worker.py",
+        text="clipped_as_it_leaves=mean or self.group_size > 1,",
+        fault="clipped_as_it_leaves=mean,",
+        tests=(f"{GROUPS}::test_under_asp_a_group_clips_the_mean_of_its_ranks",),
+    ),
+    Mutant(
+        name="groups: the leader promises a step that another rank has begun unheard",
+        file="ps_worker/membership/snapshot_promise.py",
+        text="                table: step + self._foretells + (known.get(table, -1) >= step)\n",
+        fault="                table: step + (known.get(table, -1) >= step)\n",
+        tests=(
+            f"{PROMISE}::test_the_leader_of_a_group_promises_no_step_that_another_rank_may_have_begun_unheard",
+        ),
+    ),
+    Mutant(
+        name="groups: ranks hear of a step before the cut that comes is known",
+        file="ps_worker/membership/snapshot_promise.py",
+        text="            self._wait_known()\n            self._foretold =",
+        fault="            self._foretold =",
+        tests=(f"{PROMISE}::test_what_the_ranks_hear_of_a_step_waits_for_the_cut_that_comes",),
+    ),
+    Mutant(
+        name="groups: a rank captures for a cut that its leader has given up",
+        file="ps_worker/membership/snapshot_promise.py",
+        text="            self._number = self._cut = None\n            if cut is not None:\n",
+        fault="            if cut is not None:\n",
+        tests=(
+            f"{PROMISE}::test_a_rank_captures_where_its_leader_has_foretold_and_no_cut_that_was_given_up",
+        ),
+    ),
+    Mutant(
+        name="groups: what was captured for a cut that was given up is put in the next",
+        file="ps_worker/membership/snapshot_promise.py",
+        text="            if number in (None, self.captured):\n                self.captured = None\n",
+        fault="",
+        tests=(
+            f"{CAPTURE}::test_a_cut_that_is_given_up_when_the_ranks_have_heard_of_it_leaves_nothing_of_it_in_the_next",
+        ),
+    ),
+    Mutant(
+        name="groups: a snapshot holds what rank 0 has alone",
+        file="ps_worker/job/group_capture.py",
+        text="        if blob:\n",
+        fault="        if False:\n",
+        tests=(
+            f"{CAPTURE}::test_all_ranks_capture_at_one_step_and_the_leader_puts_what_all_have",
+            f"{GROUPS}::test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_the_same_bits",
+        ),
+    ),
+    Mutant(
+        name="groups: a note holds what rank 0 has alone",
+        file="ps_worker/job/side_uploads.py",
+        text="            self.noting.at_epoch(note)\n",
+        fault="            self.noting.at_epoch()\n",
+        tests=(
+            f"{GROUPS}::test_a_group_that_was_killed_goes_on_where_its_job_is_each_rank_with_its_own_generators",
+        ),
+    ),
+    Mutant(
+        name="groups: who clips, and does not have to in the first step, clips its own gradient in a later one",
+        file="ps_worker/optimizer/sender.py",
+        text="Mode.WATCHING if any(written) else Mode.WAITING",
+        fault="Mode.WAITING",
+        tests=(f"{GROUPS}::test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on",),
+    ),
+    Mutant(
+        name="groups: a rank that was not there takes rank 0's generators",
+        file="ps_worker/job/group_capture.py",
+        text="if not (rank and is_owners(name))}\n",
+        fault="}\n",
+        tests=(f"{CAPTURE}::test_a_rank_that_was_not_there_then_takes_what_is_not_rank_0s_alone",),
+    ),
+    Mutant(
+        name="groups: each rank clips its own gradient, and nobody hears of it",
+        file="ps_worker/optimizer/sender.py",
+        text="                written = [table.check_brought() for table in self.tables]\n",
+        fault="                written = [False]\n",
+        tests=(f"{GROUPS}::test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on",),
+    ),
     Mutant(
         name="groups: a shard's memory is laid where weights of another rank are being written",
         file="ps_worker/memory/table_memory.py",
@@ -33,9 +133,9 @@ MUTANTS = (
     ),
     Mutant(
         name="groups: the sum of ranks is not divided",
-        file="ps_worker/group/gradient_reduce.py",
-        text="            mine.copy_(total.div_(len(every)))\n",
-        fault="            mine.copy_(total)\n",
+        file="ps_wire/process/rank_mean.py",
+        text="    return out.copy_(total.div_(len(parts)))\n",
+        fault="    return out.copy_(total)\n",
         tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
     ),
     Mutant(
@@ -54,9 +154,9 @@ MUTANTS = (
     ),
     Mutant(
         name="groups: sixteen bits are added in sixteen bits",
-        file="ps_worker/group/gradient_reduce.py",
-        text="            total = torch.add(every[0].float(), every[1]) if mine.dtype in NARROW else every[0] + every[1]\n",
-        fault="            total = every[0] + every[1]\n",
+        file="ps_wire/process/rank_mean.py",
+        text="    total = torch.add(parts[0].float(), parts[1]) if out.dtype in NARROW else parts[0] + parts[1]\n",
+        fault="    total = parts[0] + parts[1]\n",
         tests=(f"{REDUCE}::test_sixteen_bits_are_added_in_float32_and_rounded_once",),
     ),
     Mutant(

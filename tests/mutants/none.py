@@ -10,6 +10,15 @@ TOGETHER = "tests/integration/test_own_servers.py"
 
 MUTANTS = (
     Mutant(
+        name="none: a group without servers begins anew where it has a snapshot",
+        file="ps_server/process/hosted_shard.py",
+        text="Durability.NONE if folder is None else Durability.SNAPSHOT",
+        fault="Durability.NONE",
+        tests=(
+            f"{TOGETHER}::test_a_job_without_servers_that_was_killed_goes_on_from_its_snapshot_to_the_same_bits",
+        ),
+    ),
+    Mutant(
         name="none: a forked rank keeps its launcher's signals",
         file="ps_worker/process/rank_processes.py",
         text="                    signal.signal(number, handler)\n",

@@ -10,6 +10,10 @@ REDUCE, OWNERS, CHANNEL = (
 )
 RANK_PROCESSES = "tests/unit/ps_worker/process/test_rank_processes.py"
 FAULTS = "tests/faults/test_groups.py"
+TERMS = "tests/unit/ps_server/shard/partition/test_terms.py"
+STREAM = "tests/unit/ps_worker/transport/test_socket_stream.py"
+EXCHANGE = "tests/unit/ps_worker/exchange/test_exchange.py"
+MEMORY = "tests/contracts/test_shared_memory.py"
 SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
 TABLE = "tests/unit/ps_server/shard/table/test_table.py"
 GROUPS = "tests/integration/test_groups.py"
@@ -52,16 +56,129 @@ MUTANTS = (
     Mutant(
         name="owners: each rank decides by itself whether gradients are lent",
         file="ps_worker/group/lent_gradients.py",
-        text='    if not all(one.fields.get("mapped") is True for one in agreed):\n',
-        fault="    if not mapped:\n",
+        text='    return lent if all(one.fields.get("mapped") is True for one in agreed) else None\n',
+        fault="    return lent if agreed and all(found) else None\n",
         tests=(f"{LENT}::test_where_one_rank_has_nothing_to_lend_none_borrows",),
     ),
     Mutant(
         name="owners: the mean of lent gradients is written to the first rank's",
-        file="ps_worker/group/gradient_reduce.py",
-        text="            kernels.KERNELS.mean(every, mine)\n",
-        fault="            mine.copy_(every[0].add_(every[1]).div_(2))\n",
+        file="ps_wire/process/rank_mean.py",
+        text="        kernels.KERNELS.mean(parts, out)\n",
+        fault="        out.copy_(parts[0].add_(parts[1]).div_(2))\n",
         tests=(f"{REDUCE}::test_who_reads_gradients_where_they_lie_writes_its_own_alone",),
+    ),
+    Mutant(
+        name="owners: what some ranks have not said yet is never pushed",
+        file="ps_worker/group/gradient_reduce.py",
+        text='those of the others. See `push`."""\n        return self._heard(waits=True)\n',
+        fault='those of the others. See `push`."""\n        return self._heard(waits=False)\n',
+        tests=(f"{REDUCE}::test_the_mean_is_that_of_the_servers_to_the_bit",),
+    ),
+    Mutant(
+        name="owners: a bucket leaves when one other rank has said that it is there",
+        file="ps_worker/group/channel.py",
+        text="            return all(self._has_said(rank) for rank in self._all_others)\n",
+        fault="            return any(self._has_said(rank) for rank in self._all_others)\n",
+        tests=(
+            f"{CHANNEL}::test_what_is_said_ahead_is_there_when_all_have_said_it_and_is_heard_before_anything_else",
+        ),
+    ),
+    Mutant(
+        name="owners: an exchange does not push what its ranks have kept back",
+        file="ps_worker/exchange/exchange.py",
+        text="            self._push_reduced(self._ranks.rest(), step)\n",
+        fault="            self._ranks.rest()\n",
+        tests=(
+            f"{EXCHANGE}::test_a_shard_that_maps_the_weights_gets_the_memory_of_all_ranks_and_adds_up_what_they_have",
+        ),
+    ),
+    Mutant(
+        name="terms: one that has a rank without a gradient is added up by the shard",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        return everyone and bool(self.descriptors)",
+        fault="        return bool(self.descriptors)",
+        tests=(f"{REDUCE}::test_what_no_shard_can_add_up_the_owner_does",),
+    ),
+    Mutant(
+        name="terms: those of 16 bits are added up as if they were float32",
+        file="ps_worker/group/gradient_reduce.py",
+        text=" and self._gradients[bucket].dtype is torch.float32\n",
+        fault="\n",
+        tests=(f"{REDUCE}::test_what_no_shard_can_add_up_the_owner_does",),
+    ),
+    Mutant(
+        name="terms: the owner's comes first",
+        file="ps_worker/group/gradient_reduce.py",
+        text="            flats = [flat or self._gradients for flat in self._lent.tensors]\n",
+        fault="            flats = [self._gradients, *(flat for flat in self._lent.tensors if flat)]\n",
+        tests=(f"{REDUCE}::test_what_a_shard_can_read_stays_apart_in_rank_order_and_nobody_writes",),
+    ),
+    Mutant(
+        name="terms: over a connection that shares nothing the first one travels",
+        file="ps_worker/transport/socket_stream.py",
+        text="                    frames = [whole(frame) for frame in frames if",
+        fault='                    frames = [replace(frame, terms=(), payload=frame.payload or b"".join(frame.terms[:1])) for frame in frames if',
+        tests=(f"{STREAM}::test_of_terms_that_the_shard_does_not_map_the_mean_travels",),
+    ),
+    Mutant(
+        name="terms: a connection that shares no memory of this table leaves terms out",
+        file="ps_worker/transport/socket_stream.py",
+        text="        return whole(frame)\n",
+        fault="        return replace(frame, terms=())\n",
+        tests=(f"{STREAM}::test_of_terms_that_the_shard_does_not_map_the_mean_travels",),
+    ),
+    Mutant(
+        name="terms: a shard is not told that it is to add up",
+        file="ps_worker/transport/socket_stream.py",
+        text=" | wire.RANKS * bool(frame.terms)\n",
+        fault="\n",
+        tests=(f"{STREAM}::test_terms_that_the_shard_maps_stay_where_they_are",),
+    ),
+    Mutant(
+        name="terms: they are pushed though no shard gets the memory any more",
+        file="ps_worker/exchange/exchange.py",
+        text="                apart=bool(self._of_ranks and self.memory.descriptors),\n",
+        fault="                apart=bool(self._of_ranks),\n",
+        tests=(
+            f"{EXCHANGE}::test_a_shard_that_maps_the_weights_gets_the_memory_of_all_ranks_and_adds_up_what_they_have",
+        ),
+    ),
+    Mutant(
+        name="terms: the shard reads the memory of the sender in place of its ranks'",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            places = tuple(self.place(region, partition) for region in self.ranks)\n",
+        fault="            places = tuple(self.place(self.gradients, partition) for _ in self.ranks)\n",
+        tests=(
+            f"{MEMORY}::test_a_gradient_of_ranks_is_the_mean_of_what_they_have_and_of_who_has_said_so_alone",
+        ),
+    ),
+    Mutant(
+        name="terms: of an evicted group they are still read",
+        file="ps_server/shard/partition/gradient.py",
+        text="    return replace(contribution, payload=replace(gradient, terms=(values,), borrowed=False))\n",
+        fault="    return replace(contribution, payload=replace(gradient, borrowed=False))\n",
+        tests=(f"{TERMS}::test_what_counts_of_an_evicted_group_is_read_of_no_rank_any_more",),
+    ),
+    Mutant(
+        name="terms: groups of different sizes are taken for one of all ranks",
+        file="ps_server/shard/partition/gradient.py",
+        text="    if len(numbers) > 1:\n        return [gradient.values for gradient in gradients], 1\n",
+        fault="    if len(numbers) > 1:\n        return [term for gradient in gradients for term in gradient.terms], 1\n",
+        tests=(f"{TERMS}::test_a_step_is_that_of_the_mean_of_workers_means_in_rank_order_to_the_bit",),
+    ),
+    Mutant(
+        name="terms: the weight of a single group's push is taken for that of its ranks",
+        file="ps_server/shard/partition/screening.py",
+        text="    if not is_plain(weights):\n",
+        fault="    if False:\n",
+        tests=(f"{TERMS}::test_a_step_is_that_of_the_mean_of_workers_means_in_rank_order_to_the_bit",),
+    ),
+    Mutant(
+        name="kernels.c: a mean of means is one of all terms",
+        file="ps_wire/process/kernels.c",
+        text="    return ranks == 1 ? sum : divided_vector(sum, all);\n",
+        fault="    return ranks == 1 || ranks == 3 ? sum : divided_vector(sum, all);\n",
+        tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py",),
     ),
     Mutant(
         name="owners: weights go to ranks that map them",
@@ -73,7 +190,7 @@ MUTANTS = (
     Mutant(
         name="owners: the compiled mean in place is not tried",
         file="ps_wire/process/kernels.py",
-        text="        if not same_bits(gradients[-1], expected):\n",
+        text="        if not same_bits(terms[-1], expected):\n",
         fault="        if False:\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py",),
         survives="the kernel is right here: the look at the start is for other machines",

@@ -4,6 +4,9 @@ from .mutant import Mutant
 
 TRAFFIC = "tests/unit/ps_worker/group/test_stage_traffic.py"
 PIPELINES = "tests/integration/test_pipeline.py"
+OWN, OF_OWN = "ps_worker/pipeline/own_parameters.py", "tests/unit/ps_worker/pipeline/test_own_parameters.py"
+HELD = "tests/unit/ps_worker/memory/test_held_buckets.py"
+SPARE = f"{PIPELINES}::test_a_stage_has_memory_for_its_own_parameters_alone_and_for_no_others_when_it_leaves"
 TIED = f"{PIPELINES}::test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process"
 
 MUTANTS = (
@@ -125,9 +128,72 @@ MUTANTS = (
     ),
     Mutant(
         name="parameters that go are others than the optimizer's",
-        file="ps_worker/pipeline/own_parameters.py",
-        text="torch.utils.swap_tensors(parameter, made)",
-        fault="torch.utils.swap_tensors(parameter.clone(), made)",
-        tests=("tests/unit/ps_worker/pipeline/test_own_parameters.py",),
+        file=OWN,
+        text="torch.utils.swap_tensors(tensor, values)",
+        fault="torch.utils.swap_tensors(tensor.detach().clone(), values.detach())",
+        tests=(OF_OWN,),
+    ),
+    Mutant(
+        name="a stage that leaves copies the weights of all stages",
+        file="ps_worker/job/table_start.py",
+        text="held=None if stage is None else",
+        fault="held=None if True else",
+        tests=(SPARE,),
+    ),
+    Mutant(
+        name="each stage imports the compiler by itself",
+        file="ps_worker/cli.py",
+        text="modules = (PIPELINING,) if pipeline_stages > 1 else ()",
+        fault="modules = ()",
+        tests=(SPARE,),
+    ),
+    Mutant(
+        name="weights of other stages are laid over a stage's",
+        file="ps_worker/memory/table_memory.py",
+        text="        layout = SliceLayout(self._plan, shard, self._held)\n",
+        fault="        layout = SliceLayout(self._plan, shard)\n",
+        tests=(HELD,),
+    ),
+    Mutant(
+        name="a stage makes weights of others its own as it leaves",
+        file="ps_worker/memory/table_memory.py",
+        text="for at, _, count in SliceLayout(self._plan, shard, self._held).spans]",
+        fault="for at, _, count in SliceLayout(self._plan, shard).spans]",
+        tests=(HELD,),
+    ),
+    Mutant(
+        name="weights of other stages that travel have memory in a stage",
+        file="ps_worker/memory/table_memory.py",
+        text="FlatBuckets(plan, memory=weights, held=held)",
+        fault="FlatBuckets(plan, memory=weights)",
+        tests=(HELD,),
+    ),
+    Mutant(
+        name="the memory of parameters that go is kept",
+        file=OWN,
+        text="        give_back_freed_blocks()\n",
+        fault="        give_back_freed_blocks\n",
+        tests=(OF_OWN,),
+    ),
+    Mutant(
+        name="stages have buffers without values beside the model's",
+        file=OWN,
+        text="            _become(buffer, torch.empty_like(buffer, device=device))\n",
+        fault="            module.register_buffer(key, torch.empty_like(buffer, device=device))\n",
+        tests=(OF_OWN,),
+    ),
+    Mutant(
+        name="what a forward makes stays on the host when its stage moves",
+        file=OWN,
+        text="for tensor in (*stage.parameters(), *stage.buffers()):",
+        fault="for tensor in stage.parameters():",
+        tests=(OF_OWN,),
+    ),
+    Mutant(
+        name="what is received for memory in another order is received in that order",
+        file="ps_worker/group/bounded_group.py",
+        text='else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")',
+        fault='else torch.empty_like(tensor, device="cpu")',
+        tests=("tests/unit/ps_worker/group/test_bounded_group.py",),
     ),
 )

@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         name="resume: nothing is noted when an epoch begins",
         file="ps_worker/membership/noting.py",
-        text="            self._make()()\n",
-        fault="            self._make()\n",
+        text="            self._make(self._pack() if note is None else note)()\n",
+        fault="            self._make(self._pack() if note is None else note)\n",
         tests=(ALL_LEFT,),
     ),
     Mutant(

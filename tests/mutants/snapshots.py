@@ -273,15 +273,15 @@ MUTANTS = (
     Mutant(
         name="capture: it promises a step that has begun",
         file=CAPTURE,
-        text="step + (self._begun.get(table, -1) >= step)",
-        fault="step",
+        text="step + self._foretells + (known.get(table, -1) >= step)",
+        fault="step + self._foretells",
         tests=("tests/unit/ps_worker/membership/test_snapshot_promise.py",),
     ),
     Mutant(
         name="capture: a worker waits for ever for a coordinator that is gone",
         file=CAPTURE,
-        text="            if not self._changed.wait_for(known, PROMISE_LIMIT_S):\n",
-        fault="            if not self._changed.wait_for(known, 1000 * PROMISE_LIMIT_S):\n",
+        text="        if not self._changed.wait_for(known, PROMISE_LIMIT_S):\n",
+        fault="        if not self._changed.wait_for(known, 1000 * PROMISE_LIMIT_S):\n",
         tests=("tests/unit/ps_worker/membership/test_snapshot_promise.py",),
     ),
     Mutant(

@@ -10,6 +10,13 @@ OF_SERVICES = ("tests/component/test_service.py",)
 
 MUTANTS = (
     Mutant(
+        name="a benchmark imports what is not there",
+        file="benchmarks/roundtrip.py",
+        text="from ps_lab.outputs import check_file\n",
+        fault="from ps_lab.outputs import check_writable\n",
+        tests=("tests/unit/test_benchmarks.py",),
+    ),
+    Mutant(
         name="files of long tests come last in their slice",
         file="tests/longest_first.py",
         text="        result += [*first, *rest[:fill]]\n",

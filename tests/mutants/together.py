@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         name="together: a note whose thread did not start is under way for ever",
         file="ps_worker/membership/noting.py",
-        text="                self._idle.set()\n                raise\n",
-        fault="                raise\n",
+        text="            self._idle.set()\n            raise\n",
+        fault="            raise\n",
         tests=(f"{NOTING}::test_where_no_thread_can_be_had_the_next_note_is_put_all_the_same",),
     ),
     Mutant(

@@ -19,8 +19,10 @@ from .mutant import Mutant
 from .table import ROOT
 
 SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
-C_SOURCE = "ps_wire/process/kernels.c"
-LIBRARIES = "ps_wire/process/_kernels*.so"  # what it is built to
+COMPILED = {  # sources, and what each is built to
+    "ps_wire/process/kernels.c": "ps_wire/process/_kernels*.so",
+    "ps_worker/memory/tensor_list.cpp": "ps_worker/memory/_tensor_list*.so",
+}
 
 
 class Tree:
@@ -48,7 +50,7 @@ class Tree:
             CannotBuild: the mutated C code is refused by the compiler.
         """
         file = self.path / row.file
-        libraries = list(self.path.glob(LIBRARIES))
+        libraries = [path for pattern in COMPILED.values() for path in self.path.glob(pattern)]
         kept = {it: (it.read_bytes(), it.stat()) for it in (file, *libraries)}  # the repository may change
         text = file.read_text().replace(row.text, row.fault)
         if file.suffix == ".py":
@@ -56,8 +58,8 @@ class Tree:
         self._loaded.unlink(missing_ok=True)
         try:
             self._write(file, text)
-            if row.file == C_SOURCE:
-                self._build()
+            if row.file in COMPILED:
+                self._build(COMPILED[row.file])
             yield
         finally:
             for path, (data, status) in kept.items():
@@ -88,13 +90,13 @@ class Tree:
         for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             cached.unlink()
 
-    def _build(self) -> None:
+    def _build(self, libraries: str) -> None:
         shutil.rmtree(self.path / "build", ignore_errors=True)
-        for library in self.path.glob(LIBRARIES):
+        for library in self.path.glob(libraries):
             library.unlink()
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "--force"]
         made = subprocess.run(command, cwd=self.path, capture_output=True, text=True, check=False)
-        if not list(self.path.glob(LIBRARIES)):
+        if not list(self.path.glob(libraries)):
             raise CannotBuild(made.stdout + made.stderr)
 
 

@@ -19,6 +19,11 @@ GRADIENTS = "ps_worker/optimizer/table_gradients.py"
 OUTGOING = "ps_worker/optimizer/bucket_gradients.py"
 WEIGHTS = "ps_worker/optimizer/shown_weights.py"
 ARRIVAL = "ps_worker/optimizer/arrival.py"
+LIST = "ps_worker/memory/tensor_list.py"
+LOOPS = "ps_worker/memory/tensor_list.cpp"
+TABLE_MEMORY = "ps_worker/memory/table_memory.py"
+OF_FRONT = ("tests/unit/ps_worker/memory/test_front.py",)
+OF_LIST = ("tests/unit/ps_worker/memory/test_tensor_list.py",)
 MEMORY = "ps_worker/memory/os_memory.py"
 CHOICE = "ps_worker/transport/carrier_choice.py"
 ROUNDED = "ps_worker/memory/rounded.py"
@@ -375,11 +380,95 @@ MUTANTS = (
     Mutant(
         name="weights: what a script writes into a parameter is not seen",
         file=WEIGHTS,
-        text="        if versions != self._versions:\n",
-        fault="        if len(versions) != len(self._versions):\n",
+        text="        if written.size:\n",
+        fault="        if written.size > len(self._names):\n",
         tests=(
             "tests/component/memory/test_mapped_weights.py::test_weights_that_arrive_are_seen_on_pages_that_were_written_to",
         ),
+    ),
+    Mutant(
+        name="tensor_list.cpp: only the first gradient is looked at",
+        file=LOOPS,
+        text="            if (*gradient(implementation(objects[index], offset)) !=",
+        fault="            if (index == 0 && *gradient(implementation(objects[index], offset)) !=",
+        tests=OF_LIST,
+    ),
+    Mutant(
+        name="tensor_list.cpp: the last tensor shows what it showed",
+        file=LOOPS,
+        text="index < count; index++)\n            set_data(",
+        fault="index + 1 < count; index++)\n            set_data(",
+        tests=OF_LIST,
+    ),
+    Mutant(
+        name="tensor_list.cpp: what torch refuses is no refusal",
+        file=LOOPS,
+        text="if (address(tensor, addresses + index) != 0 || numel(",
+        fault="if (address(tensor, addresses + index) != 0 && numel(",
+        tests=OF_LIST,
+    ),
+    Mutant(
+        name="tensor_list: what torch refuses to the loops is not asked of it",
+        file=LIST,
+        text="        if found is None or not found.show(self.objects, others.objects):\n",
+        fault="        if found is None or found.show(self.objects, others.objects) is None:\n",
+        tests=OF_LIST,
+    ),
+    Mutant(
+        name="tensor_list: loops that do something else than torch are used",
+        file=LIST,
+        text="    return made if same_as_torch(made) else None\n",
+        fault="    return made\n",
+        tests=OF_LIST,
+    ),
+    Mutant(
+        name="gradients: what lies elsewhere than where it is pushed from is not copied",
+        file=OUTGOING,
+        text="        return self._as_views and self._tensors.have_gradients(self._places)\n",
+        fault="        return self._as_views and self._absent == []\n",
+        tests=("tests/component/wrap/test_gradient_views.py",),
+    ),
+    Mutant(
+        name="front: the half of the version before is mapped",
+        file=TABLE_MEMORY,
+        text="            half = self._flats.index(self.weights)\n",
+        fault="            half = 1 - self._flats.index(self.weights)\n",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: parameters stay though a shard's weights come as payload",
+        file=TABLE_MEMORY,
+        text="bool(self._halves) and self._stays and self._laid.keys() == self._shards",
+        fault="bool(self._halves) and self._stays",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: what a script writes there is looked for in the half",
+        file=TABLE_MEMORY,
+        text="        if front is not None and self._shows_front and turn is not None:",
+        fault="        if front is not None and self._shows_front and turn is None:",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: at the end weights are those of a half that nobody shows",
+        file=TABLE_MEMORY,
+        text="            kept = (self.front() if self._shows_front else None) or self.weights\n",
+        fault="            kept = self.weights\n",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: descriptors of what is mapped stay open",
+        file=TABLE_MEMORY,
+        text="            self._windows = []\n            _close(self._sources)\n",
+        fault="            self._windows = []\n            self._sources = {}\n",
+        tests=OF_FRONT,
+    ),
+    Mutant(
+        name="front: tiny tables are mapped, slice by slice",
+        file=TABLE_MEMORY,
+        text="    return SLICE_BYTES * slices <= Layout(plan).nbytes < SMALL_BYTES * len(plan.parameters)\n",
+        fault="    return 0 < slices and Layout(plan).nbytes < SMALL_BYTES * len(plan.parameters)\n",
+        tests=OF_FRONT,
     ),
     Mutant(
         name="weights: a window is that of the step before",
@@ -391,8 +480,8 @@ MUTANTS = (
     Mutant(
         name="weights: a graph that is older than the weights goes through backward",
         file=WEIGHTS,
-        text="        torch.autograd.graph.increment_version(self._parameters)\n        self._versions",
-        fault="        self._versions",
+        text="        self._versions = self._all.increment_versions()\n        self._trusted = True\n",
+        fault="        self._trusted = True\n",
         tests=("tests/component/wrap/test_weights.py",),
     ),
     Mutant(

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ps_wire.process import kernels
+from ps_worker.memory import tensor_list
 from tests.mutants.__main__ import Faulty, Killed, Results, Verdict, verdict
 from tests.mutants.mutant import Mutant
 from tests.mutants.table import problems, rows
-from tests.mutants.tree import C_SOURCE, LIBRARIES, CannotBuild
+from tests.mutants.tree import COMPILED, CannotBuild
 from tests.mutants.trial import Outcome
 
 ROW = Mutant(
@@ -31,7 +32,9 @@ def test_each_row_has_its_text_once_and_names_tests_that_are_there():
 
 def test_what_rows_of_c_build_is_where_it_is_loaded_from():
     """Else each of them would be void, and leave a mutated library to the rows after it."""
-    assert Path(LIBRARIES).parent == Path(C_SOURCE).parent == Path(*kernels.__name__.split(".")).parent
+    loaded = {Path(*module.__name__.split(".")).parent for module in (kernels, tensor_list)}
+    assert {Path(source).parent for source in COMPILED} == loaded
+    assert all(Path(source).parent == Path(made).parent for source, made in COMPILED.items())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,16 @@ MAX_ENTRIES = 20  # of a folder: what a reader takes in at a glance
 
 # Underscore names of torch, grpc, ssl and Python, for which nothing public stands.
 THEIRS = {
-    *("_version", "_foreach_copy_", "_fused_adam_", "_fused_adamw_", "_execution_engine", "_dynamo"),
+    *(
+        "_version",
+        "_cdata",
+        "_foreach_add_",
+        "_foreach_copy_",
+        "_fused_adam_",
+        "_fused_adamw_",
+        "_execution_engine",
+        "_dynamo",
+    ),
     *("_forward_pre_hooks", "_state_dict_pre_hooks", "_parameters", "_opt_called", "_wrapped_by_lr_sched"),
     *("_forward_hooks", "_backward_hooks", "_assert"),
     *("_replace", "_SSLMethod", "_exit", "_getframe", "_inheriting", "_shutdown", "_run_exitfuncs"),

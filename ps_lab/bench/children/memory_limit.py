@@ -104,11 +104,11 @@ class MemoryLimit:
         first, second = (moment[span] for moment in self._moments)
         count, (beta1, beta2) = self._version + 1, BETAS
         built.adam(
-            mean,
-            before,
-            after,
-            first,
-            second,
+            [mean],
+            [before],
+            [after],
+            [first],
+            [second],
             first_share=1 - beta1,
             second_kept=beta2,
             second_share=1 - beta2,

@@ -139,7 +139,8 @@ class EpochBook:
             due = number == epoch or (trains and number < epoch and not self._pieces(loader, number))
             if other != loader or not due:
                 continue
-            dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)
+            if trains:  # else nobody else takes them, and who comes late has its own
+                dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)
             if dealt.left:
                 own = dealt.place(worker) if worker in dealt.owners else None
                 if not trains and (not inside or own not in [place for place, _ in dealt.left]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from ps_wire.errors import UsageError
 
@@ -45,3 +46,10 @@ def policy_of(every: str | None, keep: int) -> SnapshotPolicy:
     """The policy of these options. Raises UsageError: see `parse_every`."""
     steps, seconds = parse_every(every) if every is not None else (0, 0.0)
     return SnapshotPolicy(every_steps=steps, every_s=seconds, keep=keep)
+
+
+def state_dir_in(snapshot_dir: str, shard: int) -> Path | None:
+    """The folder for a shard's own state in that of snapshots; None: they are on no local disk."""
+    if "://" in snapshot_dir and not snapshot_dir.startswith("file://"):
+        return None
+    return Path(snapshot_dir.removeprefix("file://")) / f".state-{shard}"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ps_wire.process import kernels
-from ps_wire.process.kernels import STREAMED_BYTES, Kernels, same_bits
+from ps_wire.process.kernels import STREAMED_BYTES, Kernels, Numbers, same_bits
 from ps_wire.spec.table import Group
 
 
@@ -55,43 +55,56 @@ class Adam:
         Returns:
             The gradients of those without a state, in their places: for torch.
         """
-        left: list[torch.Tensor | None] = []
-        for state, gradient, weights, out in zip(states, gradients, before, after, strict=True):
+        left: list[torch.Tensor | None] = [None] * len(gradients)
+        mine = []
+        for piece, (state, gradient) in enumerate(zip(states, gradients, strict=True)):
             if gradient is None or not state:
-                out.data.copy_(weights)
-                left.append(gradient)
-                continue
-            state["step"].add_(1)
-            self.step(state["step"].item(), gradient, weights, out, state["exp_avg"], state["exp_avg_sq"])
-            left.append(None)
+                after[piece].data.copy_(before[piece])
+                left[piece] = gradient
+            else:
+                mine.append(piece)
+        if mine:
+            torch._foreach_add_([states[piece]["step"] for piece in mine], 1)
+        by_count: dict[float, list[int]] = {}
+        for piece in mine:
+            by_count.setdefault(states[piece]["step"].item(), []).append(piece)
+        for count, pieces in by_count.items():
+            self.step(
+                count,
+                [gradient for piece in pieces if (gradient := gradients[piece]) is not None],
+                [before[piece] for piece in pieces],
+                [after[piece] for piece in pieces],
+                [states[piece]["exp_avg"] for piece in pieces],
+                [states[piece]["exp_avg_sq"] for piece in pieces],
+            )
         return left
 
     def step(
         self,
         count: float,
-        gradient: torch.Tensor,
-        weights: torch.Tensor,
-        out: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
+        gradients: Numbers,
+        weights: Numbers,
+        outs: Numbers,
+        firsts: Numbers,
+        seconds: Numbers,
     ) -> None:
-        """One step.
+        """One step of some pieces, all of them in one call.
 
         Args:
-            count: steps of this piece, with this one.
-            gradient: shape (E,).
-            weights: shape (E,), those before the step.
-            out: shape (E,), those of after; no memory of `weights`.
-            first: shape (E,), the moving average of gradients, changed in place.
-            second: shape (E,), that of their squares, changed in place.
+            count: steps of each of these, with this one.
+            gradients: shape (E,) each.
+            weights: shape (E,) each, those before the step.
+            outs: shape (E,) each, those of after; no memory of `weights`.
+            firsts: shape (E,) each, the moving averages of gradients, changed in place.
+            seconds: shape (E,) each, those of their squares, changed in place.
         """
         beta1, beta2 = self.betas
         self.built.adam(
-            gradient,
+            gradients,
             weights,
-            out,
-            first,
-            second,
+            outs,
+            firsts,
+            seconds,
             first_share=1 - beta1,
             second_kept=beta2,
             second_share=1 - beta2,
@@ -151,7 +164,7 @@ def _same_steps(adam: Adam, size: int, random: torch.Generator) -> bool:
         exponents = torch.randint(-30, 3, (size,), generator=random)
         gradient = torch.randn(size, generator=random) * torch.pow(10.0, exponents)
         out = torch.empty(size)
-        adam.step(count, gradient, weights, out, first, second)
+        adam.step(count, [gradient], [weights], [out], [first], [second])
         weights = out
         try:
             fused(

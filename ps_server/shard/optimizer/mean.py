@@ -1,6 +1,6 @@
 """The weighted mean of gradients, in rank order: the arithmetic behind law 1, to the bit.
 
-Legend: E = elements of a partition, W = contributions.
+Legend: E = elements of a partition, W = contributions, R = ranks, whose terms a contribution is the mean of.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ps_wire.process import kernels, trace
-
-NARROW = (torch.bfloat16, torch.float16)
+from ps_wire.process.rank_mean import NARROW, rank_mean
 
 
 class Scratch(threading.local):
@@ -44,7 +43,7 @@ class Mean:
 
 
 @trace.traced("mean")
-def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch) -> Mean:
+def mean(terms: Sequence[torch.Tensor], weights: Sequence[float], scratch: Scratch, ranks: int = 1) -> Mean:
     """`(w0*g0 + w1*g1 + ...) / (w0 + w1 + ...)`, every product, sum and quotient rounded once.
 
     With all weights 1 that is `((g0 + g1) + ...) / W`. `torch.add(alpha=)` would fuse product and sum and
@@ -53,20 +52,26 @@ def mean(gradients: Sequence[torch.Tensor], weights: Sequence[float], scratch: S
     Gradients of 16 bits are widened before, exactly.
 
     Args:
-        gradients: W tensors of shape (E,), in rank order; they are only read.
+        terms: W * R tensors of shape (E,), in rank order, those of a gradient one behind the other; they are
+            only read. A gradient is the mean of its terms.
         weights: W numbers.
         scratch: where the result lies.
+        ranks: R.
 
     Returns:
-        The mean; for one gradient of weight 1, that gradient itself.
+        The mean; for one term of weight 1, that term itself.
     """
-    first = gradients[0]
+    first = terms[0]
     equal = is_plain(weights)
-    if equal and len(gradients) == 1 and first.dtype not in NARROW:
+    if equal and len(terms) == 1 and first.dtype not in NARROW:
         return Mean(values=first)
-    if equal and kernels.KERNELS is not None and kernels.fit(gradients):
+    if equal and kernels.KERNELS is not None and kernels.fit(terms):
         out = scratch.take(first.dtype, first.numel())
-        return Mean(values=out, finite=kernels.KERNELS.mean(gradients, out))
+        return Mean(values=out, finite=kernels.KERNELS.mean(terms, out, ranks))
+    gradients = terms
+    if ranks > 1:
+        groups = [terms[at : at + ranks] for at in range(0, len(terms), ranks)]
+        gradients = [rank_mean(group, torch.empty_like(first)) for group in groups]
     return Mean(values=_mean_by_torch(gradients, weights, scratch))
 
 

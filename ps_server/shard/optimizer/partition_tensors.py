@@ -7,7 +7,7 @@ It must not know steps, workers or frames. Not thread-safe: its cell has a lock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,12 +149,13 @@ class PartitionTensors:
             self._use(self._bound, self.parts)
             self._bound.rebind()
 
-    def step_ahead(self, gradients: Sequence[torch.Tensor], group: Group) -> bool:
+    def step_ahead(self, terms: Sequence[torch.Tensor], group: Group, ranks: int = 1) -> bool:
         """Writes what a step with the mean of these comes to into the other half, where one pass can do that.
 
         Args:
-            gradients: of shape (E,) each, in rank order, a value in each piece.
+            terms: of shape (E,) each, in rank order, a value in each piece.
             group: hyper-parameters.
+            ranks: how many terms, one behind the other, are the mean of one gradient.
 
         Returns:
             Whether all of it is finite, and the next `apply` of these only has to turn to it.
@@ -162,10 +163,10 @@ class PartitionTensors:
         if self._bound is None:
             return False
         stepper, rate = self._ways(self._bound, group)[0]
-        return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, gradients)
+        return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, terms, ranks)
 
     @trace.traced("optimizer")
-    def apply(self, average: torch.Tensor | None, present: Iterable[bool], group: Group) -> None:
+    def apply(self, average: torch.Tensor | None, present: Sequence[bool], group: Group) -> None:
         """One optimizer step, by the first way that takes it.
 
         Args:
@@ -177,9 +178,8 @@ class PartitionTensors:
         if bound is None:
             self.carry()
             return
-        flags = list(present)
         for stepper, fit in self._ways(bound, group):
-            if stepper.run(bound, fit, average, flags):
+            if stepper.run(bound, fit, average, present):
                 return
 
     def _ways(self, bound: BoundOptimizer, group: Group) -> list[tuple[Stepper[Any], Any]]:

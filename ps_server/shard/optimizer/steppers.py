@@ -60,22 +60,23 @@ def _one_pass_rate(bound: BoundOptimizer, group: Group) -> float | None:
     return None if bound.weights.other is None else plain_rate(bound, group)
 
 
-def step_ahead(bound: BoundOptimizer, rate: float, gradients: Sequence[torch.Tensor]) -> bool:
+def step_ahead(bound: BoundOptimizer, rate: float, terms: Sequence[torch.Tensor], ranks: int) -> bool:
     """Writes what a plain step with the mean of gradients comes to into the other half, in one pass over all.
 
     Args:
         bound: whose weights are to have that version next.
         rate: as `ONE_PASS` fits.
-        gradients: of shape (E,) each, in rank order, a value in each piece.
+        terms: of shape (E,) each, in rank order, a value in each piece.
+        ranks: how many of them, one behind the other, are the mean of one gradient.
 
     Returns:
         Whether all of it is finite, and the step only has to be turned to; else it is to be taken otherwise.
     """
     weights = bound.weights
-    if weights.other is None or kernels.KERNELS is None or not kernels.fit([*gradients, weights.other]):
+    if weights.other is None or kernels.KERNELS is None or not kernels.fit([*terms, weights.other]):
         return False
     with trace.span("mean and step"):
-        whole = kernels.KERNELS.mean_step(gradients, weights.now, rate, weights.other)
+        whole = kernels.KERNELS.mean_step(terms, weights.now, rate, weights.other, ranks)
     return weights.wrote_ahead(whole)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +25,7 @@ from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
 from ps_server.shard.partition.cell_cut import CellCut
 from ps_server.shard.partition.cell_state import CellState
-from ps_server.shard.partition.gradient import Gradient, differ, gradient_of, owned
+from ps_server.shard.partition.gradient import Gradient, differ, gradient_of, owned, terms_of
 from ps_server.shard.partition.lent_pushes import LentPushes
 from ps_server.shard.partition.machine import (
     Ack,
@@ -176,7 +176,7 @@ class Cell:
             else:
                 actions = self.machine.push(contribution, now_s)
             if gradient is not None:
-                self.meters.received(gradient.values.nbytes)
+                self.meters.received(gradient.nbytes)
                 if gradient.borrowed and self.machine.holds(contribution):
                     self.loans.note(contribution)
             self.outlets[contribution.worker] = outlet
@@ -428,7 +428,8 @@ class Cell:
         if not is_plain([item.weight for item in staged]) or not all(_present(gradients)):
             return False
         group = gradients[0].hyper.groups[self.group]
-        return self.values.step_ahead([gradient.values for gradient in gradients], group)
+        terms, ranks = terms_of(gradients)
+        return self.values.step_ahead(terms, group, ranks)
 
     def add_to(self, totals: Totals) -> None:
         """Adds its figures; waits for the lock, as all that is asked of a cell from outside does."""
@@ -559,6 +560,9 @@ class Cell:
             )
 
 
-def _present(gradients: Sequence[Gradient]) -> Iterator[bool]:
-    """P flags: somebody has a gradient of the piece."""
-    return map(any, zip(*[gradient.present for gradient in gradients], strict=True))
+def _present(gradients: Sequence[Gradient]) -> Sequence[bool]:
+    """P flags: somebody has a gradient of the piece. Mostly one has all, which is seen without a loop."""
+    for gradient in gradients:
+        if all(gradient.present):
+            return gradient.present
+    return list(map(any, zip(*[gradient.present for gradient in gradients], strict=True)))

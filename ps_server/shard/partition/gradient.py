@@ -1,16 +1,18 @@
 """A gradient: what a push brings for one partition.
 
-Legend: E = elements of the partition, P = parameter pieces in it.
+Legend: E = elements of the partition, P = parameter pieces in it, R = ranks of the worker that pushed it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from ps_server.shard.partition.inputs import Contribution
 from ps_wire.errors import HyperparametersDiffer
+from ps_wire.process.rank_mean import rank_mean
 from ps_wire.spec.table import Hyperparameters
 
 
@@ -19,21 +21,39 @@ class Gradient:
     """The payload of a contribution.
 
     Attributes:
-        values: shape (E,); read-only memory of the received message, in 16 bits if it travelled so. Zeros
-            where no piece is present.
+        terms: R tensors of shape (E,), in rank order, whose mean the gradient is; one where it came as it
+            is: read-only memory of the received message, in 16 bits if it travelled so. Zeros where no piece
+            is present.
         present: P flags: which pieces had a gradient. Pieces without one hold zeros.
         hyper: what its worker's `param_groups` said at that step.
         strict: whether the worker gets an error where its step takes other ones.
-        borrowed: the values lie in the worker's memory, which is its own again once they are applied.
+        borrowed: the terms lie in the worker's memory, which is its own again once they are applied.
         pulls: the worker knows by the weights of the next version that they are.
     """
 
-    values: torch.Tensor
+    terms: tuple[torch.Tensor, ...]
     present: tuple[bool, ...]
     hyper: Hyperparameters
     strict: bool = False
     borrowed: bool = False
     pulls: bool = False
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The gradient, shape (E,); where it is a mean, taken now, in memory of its own."""
+        if len(self.terms) == 1:
+            return self.terms[0]
+        return rank_mean(self.terms, torch.empty_like(self.terms[0]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it travelled."""
+        return self.terms[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of the gradient."""
+        return self.terms[0].nbytes
 
 
 def gradient_of(contribution: Contribution) -> Gradient:
@@ -46,7 +66,22 @@ def owned(contribution: Contribution) -> Contribution:
     """The contribution, with values in memory of ours."""
     if contribution.abstains or not (gradient := gradient_of(contribution)).borrowed:
         return contribution
-    return replace(contribution, payload=replace(gradient, values=gradient.values.clone(), borrowed=False))
+    values = gradient.values.clone() if len(gradient.terms) == 1 else gradient.values
+    return replace(contribution, payload=replace(gradient, terms=(values,), borrowed=False))
+
+
+def terms_of(gradients: Sequence[Gradient]) -> tuple[list[torch.Tensor], int]:
+    """All terms one behind the other, and how many of them are the mean of one gradient.
+
+    The mean of one gradient's terms is that gradient, so each counts as one then. Where workers have
+    different numbers of ranks, gradients take the place of their terms.
+    """
+    if len(gradients) == 1:
+        return list(gradients[0].terms), 1
+    numbers = {len(gradient.terms) for gradient in gradients}
+    if len(numbers) > 1:
+        return [gradient.values for gradient in gradients], 1
+    return [term for gradient in gradients for term in gradient.terms], numbers.pop()
 
 
 def differ(step: int, taken: int) -> HyperparametersDiffer:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from ps_server.log import logger
-from ps_server.shard.optimizer.mean import Mean, Scratch, mean
-from ps_server.shard.partition.gradient import gradient_of
+from ps_server.shard.optimizer.mean import Mean, Scratch, is_plain, mean
+from ps_server.shard.partition.gradient import gradient_of, terms_of
 from ps_server.shard.partition.inputs import Contribution
 from ps_server.shard.partition.machine import StepMachine
 from ps_server.shard.partition.owed_errors import OwedErrors
@@ -134,7 +134,7 @@ class Screening:
 
     def withheld(self, contribution: Contribution, piece: Piece) -> None:
         """A contribution was not applied because of this piece: its sender may be owed an error."""
-        sent = gradient_of(contribution).values.dtype
+        sent = gradient_of(contribution).dtype
         error = self._screen.found(contribution.worker, contribution.step, piece, sent)
         if error is not None:
             self._owed.owe(contribution.worker, contribution.incarnation, error)
@@ -145,5 +145,11 @@ class Screening:
 
 def mean_of(contributions: Sequence[Contribution], scratch: Scratch) -> Mean:
     """The weighted mean of contributions, none of which abstains; see `mean`."""
-    values = [gradient_of(item).values for item in contributions]
-    return mean(values, [item.weight for item in contributions], scratch)
+    gradients, weights = (
+        [gradient_of(item) for item in contributions],
+        [item.weight for item in contributions],
+    )
+    if not is_plain(weights):
+        return mean([gradient.values for gradient in gradients], weights, scratch)
+    terms, ranks = terms_of(gradients)
+    return mean(terms, [1.0] * (len(terms) // ranks), scratch, ranks)

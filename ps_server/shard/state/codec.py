@@ -385,7 +385,7 @@ class TableReader:
         if "present" not in item:
             return None
         return Gradient(
-            values=tensors[f"{self.spec.number}/{STAGED}/{index}/{item['worker']}"],
+            terms=(tensors[f"{self.spec.number}/{STAGED}/{index}/{item['worker']}"],),
             present=tuple(map(bool, item["present"])),
             hyper=_hyper(item["hyper"]),
             strict=item["strict"],

@@ -188,7 +188,8 @@ class ShardTable:
         if self.started:
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
         cell = self.cell(frame.partition)
-        cell.set_weights(self._values(cell, frame))
+        (values,) = self._terms(cell, frame)
+        cell.set_weights(values)
         outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
 
     def _receive_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
@@ -204,9 +205,9 @@ class ShardTable:
         if not 0.0 < frame.weight < float("inf"):
             raise PayloadMismatch(f"the weight of a push must be finite and > 0, got {frame.weight}")
         present = meta.read_bitmap(frame.meta, len(cell.pieces))
-        empty = not any(present) and not frame.payload
+        empty = not any(present) and not frame.nbytes
         gradient = Gradient(
-            values=cell.values.zeros if empty else self._values(cell, frame),
+            terms=(cell.values.zeros,) if empty else self._terms(cell, frame),
             present=present,
             hyper=self._hyper_of(frame),
             strict=bool(frame.flags & wire.STRICT),
@@ -380,21 +381,21 @@ class ShardTable:
     def _listed(self, frame: wire.Frame) -> Iterator[Cell]:
         return iter([self.cell(index) for index in meta.read_listed(frame)])
 
-    def _values(self, cell: Cell, frame: wire.Frame) -> torch.Tensor:
-        """The payload where it lies: shape (E,), of the cell's dtype, or of 16 bits."""
+    def _terms(self, cell: Cell, frame: wire.Frame) -> tuple[torch.Tensor, ...]:
+        """The payload where it lies, or its terms: shape (E,) each, of the cell's dtype, or of 16 bits."""
         dtype = cell.values.now.dtype
         sent = codecs.travelling(frame.codec, dtype) if frame.kind is wire.Kind.PUSH else None
         takes, codec = (dtype, codecs.AS_THEY_ARE) if sent is None else (sent, frame.codec)
         expected = cell.values.now.numel() * takes.itemsize
-        if frame.codec != codec or len(frame.payload) != expected:
+        if frame.codec != codec or frame.nbytes != expected:
             raise PayloadMismatch(
                 f"partition {frame.partition} of table {self.spec.number} takes {expected} bytes of "
                 f"{str(takes).removeprefix('torch.')} (codec {codec}), "
-                f"got {len(frame.payload)} bytes with codec {frame.codec}",
+                f"got {frame.nbytes} bytes with codec {frame.codec}",
                 expected=expected,
-                got=len(frame.payload),
+                got=frame.nbytes,
             )
-        return as_tensor(frame.payload, takes)
+        return tuple(as_tensor(part, takes) for part in frame.terms or (frame.payload,))
 
     def _hyper_of(self, frame: wire.Frame) -> Hyperparameters:
         if frame.hyper == 0:

@@ -184,7 +184,7 @@ class Session:
             frame = self._regions.filled(frame)
         elif member and self._says_pulls(frame):
             self._lend(table)
-        self.received_bytes += len(frame.payload)
+        self.received_bytes += frame.nbytes
         table.receive(frame, self._outlet, member=member)
         return True
 

@@ -1,8 +1,9 @@
 """Memory that a worker and this shard share, on one connection: its gradients, and the weights.
 
 A worker sends descriptors for each table (SHARE). From then on the frames of that connection have no payload.
-A pushed gradient is read where it lies. Weights that the worker waits for are written where it wants them, if
-it has sent memory for them, too; if not, it maps the halves in which the shard has them, and is only told.
+A pushed gradient is read where it lies, or where the ranks of its worker's group have the terms whose mean it
+is. Weights that the worker waits for are written where it wants them, if it has sent memory for them, too; if
+not, it maps the halves in which the shard has them, and is only told.
 
 Ownership, as in `docs/protocol.md`: a partition's gradient memory is the shard's from its PUSH until the ACK,
 or until FREE where the ACK says LENT, or PULLED of a later version; a partition's memory for weights is the
@@ -28,6 +29,8 @@ from ps_wire.sockets.shared_memory import Layout, attach
 from ps_wire.spec.codec import AS_THEY_ARE
 from ps_wire.spec.plan import Plan
 
+MAX_OWN = 2  # descriptors of the sender's own memory: gradients, weights
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Regions:
@@ -36,13 +39,24 @@ class _Regions:
     gradients: memoryview
     weights: memoryview | None
     mapped: bool  # the worker maps the shard's halves
+    ranks: tuple[memoryview, ...]  # gradients of each rank of its group
     places: dict[int, memoryview] = field(default_factory=dict)  # of gradients, by partition
+    places_of_ranks: dict[int, tuple[memoryview, ...]] = field(default_factory=dict)
 
     def gradient(self, partition: int) -> memoryview:
         place = self.places.get(partition)
         if place is None:
             place = self.places[partition] = self.place(self.gradients, partition)
         return place
+
+    def terms(self, partition: int) -> tuple[memoryview, ...]:
+        if not self.ranks:
+            raise FrameRefused("this connection shares no memory of the ranks of a group")
+        places = self.places_of_ranks.get(partition)
+        if places is None:
+            places = tuple(self.place(region, partition) for region in self.ranks)
+            self.places_of_ranks[partition] = places
+        return places
 
     def place(self, region: memoryview, partition: int) -> memoryview:
         if partition >= self.plan.num_partitions:
@@ -79,9 +93,13 @@ class SharedRegions:
             self._tables.pop(frame.table, None)
             return
         plan, layout = table.plan, Layout(table.plan)
-        gradients, *weights = frame.descriptors
-        if len(weights) > 1:
-            raise FrameRefused(f"SHARE brings at most two descriptors, {len(frame.descriptors)} came")
+        count = len(frame.descriptors) - frame.hyper  # of the sender's own; those of ranks come behind
+        if not 0 < count <= MAX_OWN:
+            raise FrameRefused(
+                f"SHARE brings one or two descriptors of its sender's, and {frame.hyper} of ranks, as it "
+                f"says: {len(frame.descriptors)} came"
+            )
+        (gradients, *weights), ranks = frame.descriptors[:count], frame.descriptors[count:]
         maps = not weights and bool(table.partitions())
         halves = halves_of(table) if maps else None
         self._tables[frame.table] = _Regions(
@@ -90,6 +108,7 @@ class SharedRegions:
             gradients=attach(gradients, layout.nbytes, writable=False),
             weights=attach(weights[0], layout.nbytes, writable=True) if weights else None,
             mapped=halves is not None,
+            ranks=tuple(attach(it, layout.nbytes, writable=False) for it in ranks),
         )
         if maps:
             descriptors = () if halves is None else halves.descriptors
@@ -115,6 +134,8 @@ class SharedRegions:
             raise FrameRefused(f"this connection shares no memory for table {frame.table}")
         if frame.kind is wire.Kind.LOAD and regions.weights is not None:
             return replace(frame, payload=regions.place(regions.weights, frame.partition))
+        if frame.kind is wire.Kind.PUSH and frame.flags & wire.RANKS:
+            return replace(frame, terms=regions.terms(frame.partition))
         return replace(frame, payload=regions.gradient(frame.partition))
 
     def send(self, message: Message) -> None:

@@ -16,7 +16,7 @@ from tests.component.last_moment import LastMoment
 from tests.component.reference import alone, assert_same, batch, seeded
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.inside import arrival_of, exchange_of, link_of
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 
 def test_a_parameter_that_is_read_past_its_module_is_an_error_that_names_it(cluster: Cluster):
@@ -75,7 +75,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
         assert worker.step >= before + 2
         worker.finish()
 
-    arriving(cluster, body, job=job)
+    arriving(cluster, body, job=job, lease=LIMIT_S)  # the step of a further eviction would be lost, too
 
 
 @pytest.mark.parametrize("carrier", ["auto", "tcp"])

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from ps_wire.errors import ConnectionLost, FrameMalformed
 from ps_wire.frames import frame as wire
 from ps_wire.frames.meta import bitmap
+from ps_wire.sockets.shared_memory import AVAILABLE
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.exchange.exchange import KEPT_HYPERPARAMETERS, Exchange
+from ps_worker.group.gradient_reduce import Reduced
+from ps_worker.memory.table_memory import Sharing
 from tests.component.sent import Sent
 from tests.until import LIMIT_S
 
@@ -347,3 +350,62 @@ def test_a_push_without_any_gradient_has_no_payload():
     assert len(frame.payload) == 0
     assert not any(frame.meta)
     assert len(frame.meta) == (pieces + 7) // 8
+
+
+class Ranks:
+    """A group of two, whose rank 1 owns the first partition, and whose shard may read what both have."""
+
+    owned, brings, sums = [0], [0], True
+
+    def __init__(self, *_: object) -> None:
+        self.descriptors = (8, 9)
+        self.asked: list[bool] = []
+
+    def push(self, bucket: int, *, apart: bool, present: Any, **_: object) -> list[Reduced]:
+        self.asked.append(apart)
+        self.ready = [
+            Reduced(partitions=[0], weight=1.0, present=present[:1], terms=[TERMS if apart else ()])
+        ]
+        return []
+
+    def rest(self) -> list[Reduced]:
+        return self.ready
+
+
+TERMS = (memoryview(bytes(4096)), memoryview(bytes(4096)))
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
+@pytest.mark.parametrize("sharing", [Sharing.MAPPED, Sharing.COPIED, Sharing.PRIVATE])
+def test_a_shard_that_maps_the_weights_gets_the_memory_of_all_ranks_and_adds_up_what_they_have(
+    sharing: Sharing,
+):
+    """And no more once it could not map it: what leaves then is the mean, which lies in flat gradients."""
+    exchange = Exchange(
+        table=3, plan=Plan(SPEC, 1), worker=5, incarnation=2, start=HYPER, sharing=sharing, ranks=Ranks
+    )
+    ranks, connection = exchange._ranks, Sent()
+    exchange.connect([connection])  # type: ignore[list-item]
+    exchange.sharing.share()
+    apart = sharing is Sharing.MAPPED
+    for frame in connection.of(wire.Kind.SHARE):
+        own = len(exchange.memory.descriptors)
+        assert (frame.version, frame.hyper) == (own + 2 * apart, 2 * apart)
+        assert frame.descriptors[own:] == (8, 9)[: 2 * apart]
+    assert bool(connection.of(wire.Kind.SHARE)) == (sharing is not Sharing.PRIVATE)
+
+    push_all(exchange, 0)
+    assert not connection.of(wire.Kind.PUSH)
+    exchange.push_rest(step=0)
+    (frame,) = connection.of(wire.Kind.PUSH)
+    assert (frame.terms, frame.nbytes, exchange.bytes_pushed) == (TERMS if apart else (), 4096, 4096)
+    assert len(frame.payload) == (0 if apart else 4096)
+    ack(exchange, 0, 0)
+
+    exchange.memory.withhold_descriptors()
+    assert not [frame for frame in exchange.replay(0) if frame.kind is wire.Kind.SHARE]
+    push_all(exchange, 1)
+    exchange.push_rest(step=1)
+    assert connection.of(wire.Kind.PUSH)[-1].terms == ()
+    assert ranks is not None
+    assert ranks.asked == [apart, False]  # type: ignore[attr-defined]

@@ -30,6 +30,23 @@ def test_what_is_sent_arrives_and_stays_what_it_was_when_it_was_sent() -> None:
     assert into.eq(7.0).all()
 
 
+def test_what_comes_for_memory_that_wires_cannot_write_goes_through_the_hosts() -> None:
+    """As that of an accelerator does; here it lies in another order."""
+    with town(2) as group:
+        ends = [BoundedGroup(rank, 2) for rank in range(2)]
+        for rank, end in enumerate(ends):
+            end.attach(Wires(rank, group.lines), group.channels[rank])
+        sent, into = torch.arange(6.0).view(2, 3), torch.zeros(3, 2).t()
+
+        def script(rank: int) -> Any:
+            if rank == 0:
+                return ends[0].send([sent.t().contiguous().t()], 1).wait()
+            return ends[1].recv([into], 0).wait()
+
+        assert group.run(script) == [True, True]
+    assert torch.equal(into, sent)
+
+
 class Silent:
     """Wires over which nothing comes, as from a process that is stopped."""
 

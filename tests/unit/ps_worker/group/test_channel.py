@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from ps_wire.errors import GroupBroken, JobMismatch
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import MAX_HEADER_BYTES, SIZES, Said
 from tests.unit.ps_worker.group.wires import town
+from tests.until import LIMIT_S, until
 
 
 def test_an_answer_of_the_leader_reaches_all_ranks_with_what_they_brought() -> None:
@@ -169,3 +172,41 @@ def test_who_waits_for_something_else_hears_of_the_end_of_the_group_once() -> No
     abort.when_set(heard.append)
 
     assert heard == [error, error]
+
+
+def test_what_is_said_ahead_is_there_when_all_have_said_it_and_is_heard_before_anything_else() -> None:
+    def script(rank: int) -> list[Any]:
+        channel = group.channels[rank]
+        if rank == 2:
+            slow.wait(LIMIT_S)
+        sayings = [channel.say(f"bucket {it}", {"n": 10 * rank + it}, late=False) for it in range(2)]
+        if rank < 2:
+            both.wait(LIMIT_S)
+        early = rank == 0 and channel.all_have_said()
+        if rank == 0:
+            slow.set()
+        until(channel.all_have_said)
+        heard = [[one.fields["n"] for one in channel.hear_all(saying)] for saying in sayings]
+        return [early, heard, [one.fields["n"] for one in channel.share("then", {"n": rank})]]
+
+    slow, both = threading.Event(), threading.Barrier(2)
+    with town(3) as group:
+        found = group.run(script)
+
+    assert found == [[False, [[0, 10, 20], [1, 11, 21]], [0, 1, 2]]] * 3
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_rank_that_goes_on_without_having_said_what_others_have_is_named(other: int) -> None:
+    def script(rank: int) -> object:
+        channel = group.channels[rank]
+        if rank == other:
+            return channel.relay("the end", lambda _: Said())
+        return channel.hear_all(channel.say("bucket 0", late=False))
+
+    with town(2) as group:
+        found = group.run(script)
+
+    assert all(isinstance(error, GroupBroken) for error in found)
+    assert any("bucket 0" in error.message for error in found)
+    assert any("the end" in error.message for error in found)

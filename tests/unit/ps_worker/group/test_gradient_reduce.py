@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 
 from ps_server.shard.optimizer.mean import Scratch, mean
 from ps_wire.errors import GroupBroken, NonFiniteGradient
+from ps_wire.frames.buffer import as_tensor
+from ps_wire.process.rank_mean import rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.hosts import Hosts
+from ps_worker.group.lent_gradients import Lent
 from tests.unit.ps_worker.group.wires import Town, town
 
 SIZES = (1001, 64)  # elements of each bucket
@@ -65,17 +69,35 @@ class Table:
             for rank in ranks
         ]
 
-    def lent_to(self, rank: int, hosts: Hosts | None) -> list[Any]:
+    def lent_to(self, rank: int, hosts: Hosts | None) -> Lent:
         """The gradients of the others, of those on other hosts nothing."""
         near = range(len(self.flat)) if hosts is None else hosts.near(rank)
-        return [flat if other in near else () for other, flat in enumerate(self.flat)]
+        tensors = [flat if other in near and other != rank else () for other, flat in enumerate(self.flat)]
+        memories = [
+            os.open(os.devnull, os.O_RDONLY) if other in near else None for other in range(len(tensors))
+        ]
+        return Lent(tensors, memories)
 
-    def push(self, rank: int, *, step: int = 0, hyper: int = 1, present: Sequence[Any] = ALL) -> list[Any]:
+    def push(
+        self,
+        rank: int,
+        *,
+        step: int = 0,
+        hyper: int = 1,
+        present: Sequence[Any] = ALL,
+        apart: bool = False,
+    ) -> list[Any]:
         reduce = self.reduces[rank]
-        return [
-            reduce.push(bucket, step=step, weight=1.0, hyper=hyper, present=there)
+        given = [
+            reduce.push(bucket, step=step, weight=1.0, hyper=hyper, present=there, apart=apart)
             for bucket, there in enumerate(present)
         ]
+        return [it for ready in (*given, reduce.rest()) for it in ready]
+
+    def unchanged(self) -> bool:
+        """Whether no rank's gradients were written."""
+        pairs = zip(self.flat, self.kept, strict=True)
+        return all(torch.equal(x, y) for mine, was in pairs for x, y in zip(mine, was, strict=True))
 
     def reduced(self) -> list[torch.Tensor]:
         """By bucket, each partition as its owner has it."""
@@ -188,6 +210,43 @@ def test_who_reads_gradients_where_they_lie_writes_its_own_alone() -> None:
             place = slice(it.offset, it.offset + it.numel)
             same = torch.equal(table.flat[rank][it.bucket][place], table.kept[rank][it.bucket][place])
             assert same == (index not in reduce.owned)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_what_a_shard_can_read_stays_apart_in_rank_order_and_nobody_writes(size: int) -> None:
+    with town(size) as group:
+        table = Table(group, lent=True)
+
+        found = group.run(lambda rank: table.push(rank, apart=True))
+
+    assert pushed(found) == EVERY
+    assert table.unchanged()
+    for reduced in (one for rank in found for one in rank):
+        for index, terms in zip(reduced.partitions, reduced.terms, strict=True):
+            it = PARTITIONS[index]
+            flats = [gradients(rank, torch.float32)[it.bucket] for rank in range(size)]
+            wanted = [flat[it.offset : it.offset + it.numel] for flat in flats]
+            assert all(map(torch.equal, [as_tensor(term, torch.float32) for term in terms], wanted))
+
+
+@pytest.mark.parametrize("why", ["a rank abstains", "16 bits", "not lent", "hosts"])
+def test_what_no_shard_can_add_up_the_owner_does(why: str) -> None:
+    dtype = torch.bfloat16 if why == "16 bits" else torch.float32
+    hosts = Hosts("aab") if why == "hosts" else None
+    idle = 1 if why == "a rank abstains" else None
+    with town(3) as group:
+        table = Table(group, dtype, lent=why != "not lent", hosts=hosts)
+
+        found = group.run(
+            lambda rank: table.reduces[rank].abstain(0) if rank == idle else table.push(rank, apart=True)
+        )
+
+    assert pushed(found) == EVERY
+    assert not any(any(reduced.terms) for rank in found for reduced in rank)
+    if hosts is None:
+        parts = [gradients(rank, dtype) for rank in range(3) if rank != idle]
+        wanted = [rank_mean(of, torch.empty_like(of[0])) for of in zip(*parts, strict=True)]
+        assert all(map(torch.equal, table.reduced(), wanted))
 
 
 def test_where_no_rank_has_a_gradient_nothing_is_pushed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,10 +47,29 @@ def test_what_a_rank_writes_the_others_read_at_once() -> None:
 
         for reader in range(3):
             for rank in range(3):
-                parts = lent[reader][rank]
+                parts = lent[reader].tensors[rank]
                 assert [float(it.sum()) for it in parts] == [
                     (rank + 1.0) * size for size in (SIZES if rank != reader else ())
                 ]
+        for reader in range(3):
+            given = [os.fstat(it).st_ino for it in lent[reader].descriptors]
+            assert given == [os.fstat(it.descriptor).st_ino for it in own if it.descriptor is not None]
+
+
+def test_descriptors_for_others_are_there_of_all_ranks_or_of_none_and_are_closed_with_what_is_lent() -> None:
+    with flats(3) as own, town(3) as group:
+        near = [{0, 1}, {0, 1}, {2}]  # two hosts
+        lent = group.run(lambda rank: borrow(group.channels[rank], "table 0", own[rank], near[rank]))
+        assert [it.descriptors for it in lent] == [()] * 3
+
+        lent = group.run(lambda rank: borrow(group.channels[rank], "table 0", own[rank]))
+        kept = [it for one in lent for it in one.descriptors]
+        assert len(set(kept)) == 9
+        del lent
+        gc.collect()
+        for descriptor in kept:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(descriptor)
 
 
 @pytest.mark.parametrize("lacks", ["descriptor", "another process", "size"])

@@ -81,8 +81,11 @@ class Table:
         buckets = range(len(self.plan.buckets))
         traffic = self.traffic[rank]
         return [
-            traffic.push(bucket, step=step, weight=1.0, hyper=hyper, present=self.present(rank, bucket))
+            reduced
             for bucket in buckets
+            for reduced in traffic.push(
+                bucket, step=step, weight=1.0, hyper=hyper, present=self.present(rank, bucket)
+            )
         ]
 
     def pull(self, rank: int, step: int, version: int) -> Versions:

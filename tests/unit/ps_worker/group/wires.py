@@ -35,10 +35,13 @@ class Wires:
         self._lines = lines
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Work:
+        assert tensors[0].is_contiguous(), "gloo refuses others"
         self._lines[self._rank, to].put(tensors[0].clone())
         return _Work(lambda: None)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> _Work:
+        assert tensors[0].is_contiguous(), "gloo refuses others"
+
         def wait() -> None:
             found = self._lines[source, self._rank].get(timeout=LIMIT_S)
             if found is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ps_worker.membership import snapshot_promise as capturing
-from ps_worker.membership.snapshot_promise import SnapshotPromise
+from ps_worker.membership.snapshot_promise import ForetoldCut, SnapshotPromise
 from tests.until import LIMIT_S
 
 
@@ -132,3 +132,54 @@ def test_nobody_waits_for_ever_for_a_coordinator_that_is_gone(monkeypatch: pytes
     step.join(LIMIT_S)
     assert not step.is_alive()
     assert worker.put == []
+
+
+# -- of a group of ranks -------------------------------------------------------------------------------
+
+
+def leader(clocks: dict[int, int]) -> SnapshotPromise:
+    return SnapshotPromise(lambda: dict(clocks), lambda: b"", foretells=True)
+
+
+def test_the_leader_of_a_group_promises_no_step_that_another_rank_may_have_begun_unheard():
+    """What it says with step 4 is heard before step 5 begins, and nothing that it has said already is."""
+    clocks = {0: 4}
+    promise = leader(clocks)
+    assert promise.prepare(1, lambda *_: None) == {0: 5}
+    promise.end(1)
+    assert promise.foretell(0, 4) is None
+    assert promise.prepare(2, lambda *_: None) == {0: 6}
+    promise.end(2)
+    clocks[0] = 5
+    promise.begin()  # its own, of which the others have heard nothing
+    assert promise.prepare(3, lambda *_: None) == {0: 6}
+
+
+def test_what_the_ranks_hear_of_a_step_waits_for_the_cut_that_comes():
+    """They would begin its step without knowing it."""
+    promise = leader({0: 4})
+    promise.prepare(1, lambda *_: None)
+    heard: list[ForetoldCut | None] = []
+    says = waiting(lambda: heard.append(promise.foretell(0, 4)))
+    promise.arm(1, {0: 5})
+    says.join(LIMIT_S)
+    assert heard == [ForetoldCut(1, {0: 5})]
+
+
+def test_a_rank_captures_where_its_leader_has_foretold_and_no_cut_that_was_given_up():
+    worker, kept = Worker({0: 4}), []
+    worker.capture = SnapshotPromise(
+        lambda: dict(worker.clocks), lambda: b"%d" % worker.clocks[0], hand=lambda *it: kept.append(it[:2])
+    )
+    worker.capture.hear(ForetoldCut(1, {0: 5}))
+    worker.capture.hear(None)
+    worker.step()
+    worker.step()
+    assert kept == []
+    worker.capture.hear(ForetoldCut(2, {0: 7}))
+    worker.step()
+    assert kept == []
+    worker.capture.hear(ForetoldCut(2, {0: 7}))
+    worker.step()
+    worker.step()
+    assert kept == [(2, b"7")]

@@ -7,7 +7,11 @@ import torch
 from torch import nn
 
 from ps_wire.errors import PipelineError
-from ps_worker.pipeline.own_parameters import let_go, materialize, shared_by
+from ps_wire.process.allocator import keep_large_blocks
+from ps_worker.memory.os_memory import PAGES
+from ps_worker.pipeline.blocks import blocks_of
+from ps_worker.pipeline.own_parameters import let_go, materialize, move, shared_by
+from tests.pages import resident
 
 CPU = torch.device("cpu")
 
@@ -60,3 +64,70 @@ def test_a_module_that_makes_no_first_values_is_named() -> None:
 
 def test_who_holds_a_parameter_is_told_in_order() -> None:
     assert shared_by(iter([{"a"}, {"b"}, {"a"}])) == {"a": [0, 2], "b": [1]}
+
+
+@pytest.mark.skipif(not PAGES.exists(), reason="no page map here")
+def test_the_memory_of_parameters_that_go_is_the_systems_again() -> None:
+    """Not the C allocator's, which keeps freed blocks of that size in a worker."""
+    keep_large_blocks(one_arena=False)
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))
+    places = [(it.data_ptr(), it.nbytes) for it in model.parameters()]
+    above = torch.ones(1000)  # blocks at the heap's end alone would go by themselves
+
+    let_go(model, {"0.weight"})
+
+    left = [resident(*place) for place in places]
+    assert left[0] > 0
+    assert sum(left[1:]) < sum(nbytes for _, nbytes in places[1:]) / 10  # small blocks may lie there by now
+    assert above.numel()
+
+
+class Opened(nn.Module):
+    """Its buffer is used in the forward that is cut, and so is a part of a stage by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.register_buffer("scale", torch.empty(3))
+
+    def reset_parameters(self) -> None:
+        self.scale.fill_(2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x) * self.scale
+        return x
+
+
+def test_first_values_of_buffers_are_there_in_stages_that_were_made_before() -> None:
+    with torch.device("meta"):
+        model = Opened()
+    stage = blocks_of(model).stage(0, 1)
+
+    materialize(model, {"blocks.0.weight", "blocks.0.bias"}, CPU, "job")
+
+    assert model.scale.eq(2.0).all()
+    assert stage(torch.ones(1, 3)).shape == (1, 3)
+
+
+def test_what_stages_are_made_of_moves_to_their_device_and_stays_what_the_optimizer_holds() -> None:
+    """Parameters, buffers, and constants that the forward makes; those of others stay where they are."""
+
+    class Model(Opened):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.ones(3)
+
+    model = Model()
+    before = {name: id(it) for name, it in (*model.named_parameters(), *model.named_buffers())}
+    stage = blocks_of(model).stage(1, 2)
+
+    move([stage], torch.device("meta"))  # a device like any other
+
+    assert {name for name, it in model.named_parameters() if it.is_meta} == {
+        "blocks.1.weight",
+        "blocks.1.bias",
+    }
+    assert all(it.is_meta for it in (*stage.parameters(), *stage.buffers()))
+    assert len([*stage.buffers()]) == 2
+    assert {name: id(it) for name, it in (*model.named_parameters(), *model.named_buffers())} == before
+    assert all(isinstance(it, nn.Parameter) and it.requires_grad for it in model.parameters())

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,6 +72,22 @@ def exits() -> int:
     if code < 0:
         os.kill(os.getpid(), -code)
     return code
+
+
+def test_what_all_ranks_import_is_imported_once_before_they_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages are those of all of them."""
+    done = tmp_path / "done"
+    text = f"import os\nwith open({str(done)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    (tmp_path / "imported_by_all_ranks.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    if rank_processes.run([{}] * 2, modules=["imported_by_all_ranks"]) is None:
+        os._exit("imported_by_all_ranks" not in sys.modules)
+
+    assert done.read_text() == f"{os.getpid()}\n"
+    del sys.modules["imported_by_all_ranks"]
 
 
 def test_a_rank_that_goes_on_from_the_fork_has_the_signals_of_before_and_numbers_of_its_own() -> None:

@@ -195,6 +195,14 @@ def test_the_share_of_one_who_is_awaited_goes_to_who_comes_to_the_end_of_its_own
     assert shares.ask(0, 1, 1, 2, {0: 2, 1: 2}) == piece(1, 1)
 
 
+def test_the_share_of_one_who_is_awaited_is_kept_where_no_step_is_made():
+    """Who is there validates, or has no table: it is done with its own share, and takes no other."""
+    shares, awaited = EpochBook(), {0: 1, 1: ANY}
+    assert shares.ask(0, 0, 0, 1, awaited) == piece(0, 0)
+    assert shares.ask(0, 0, 0, 1, awaited, begins=False) is None
+    assert shares.ask(0, 0, 1, 1, TWO) == piece(0, 1)
+
+
 def test_who_finishes_early_leaves_the_rest_of_its_share_unused():
     shares = begun()
     shares.finished(1, 1, 4)

@@ -114,7 +114,7 @@ def test_only_a_kernel_with_torchs_bits_is_used(monkeypatch: pytest.MonkeyPatch)
         def __init__(self) -> None:
             pass
 
-        def adam(self, *tensors: torch.Tensor, **numbers: float) -> None:
+        def adam(self, *tensors: list[torch.Tensor], **numbers: float) -> None:
             assert KERNELS is not None
             KERNELS.adam(*tensors, **numbers | {"eps": numbers["eps"] * 1.01})
 

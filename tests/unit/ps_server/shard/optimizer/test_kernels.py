@@ -67,6 +67,22 @@ def test_mean_and_step_are_torchs_to_the_bit(built: Kernels, workers: int, scale
 
 
 @compiled
+@pytest.mark.parametrize(("workers", "ranks"), [(1, 3), (2, 2), (3, 2), (2, 3), (4, 5)])
+def test_a_mean_of_means_of_ranks_is_torchs_to_the_bit(built: Kernels, workers: int, ranks: int):
+    for numel in LENGTHS:
+        terms = [draw(numel, seed=at, offset=at) for at in range(workers * ranks)]
+        weights, out = draw(numel, seed=99), torch.empty(numel)
+        expected = mean_of([mean_of(terms[at : at + ranks]) for at in range(0, len(terms), ranks)])
+        assert built.mean(terms, out, ranks)
+        assert bits(out) == bits(expected)
+        assert built.mean_step(terms, weights, 0.37, out, ranks)
+        assert bits(out) == bits(torch.add(weights, expected, alpha=-0.37))
+        terms[-1][numel // 2] = float("inf")
+        assert not built.mean(terms, out, ranks)
+        assert not built.mean_step(terms, weights, 0.37, out, ranks)
+
+
+@compiled
 def test_a_large_partition_is_streamed_to_the_bit(built: Kernels):
     numel = kernels.STREAMED_BYTES // 4 + 5
     for offset in (0, 1, 7, 16):
@@ -197,13 +213,13 @@ class Wrong(Kernels):
     def __init__(self, kernels: Kernels, place: int) -> None:
         self._right, self._place = kernels, place
 
-    def mean(self, gradients: kernels.Numbers, out: torch.Tensor) -> bool:
-        return self._right.mean(gradients, out)
+    def mean(self, terms: kernels.Numbers, out: torch.Tensor, ranks: int = 1) -> bool:
+        return self._right.mean(terms, out, ranks)
 
     def mean_step(
-        self, gradients: kernels.Numbers, weights: torch.Tensor, rate: float, out: torch.Tensor
+        self, terms: kernels.Numbers, weights: torch.Tensor, rate: float, out: torch.Tensor, ranks: int = 1
     ) -> bool:
-        finite = self._right.mean_step(gradients, weights, rate, out)
+        finite = self._right.mean_step(terms, weights, rate, out, ranks)
         out.view(torch.int32)[self._place] ^= 1
         return finite
 
