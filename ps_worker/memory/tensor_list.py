@@ -2,8 +2,8 @@
 
 From Python a look at a tensor takes 50 to 90 ns and a new `data` 250 to 350, which for 20,000 parameters is
 more than their bytes take to travel. The compiled part loops over torch's own functions instead. It is used
-where this torch has them and they do what Python sees of them, which is tried once; else, and for whatever
-they refuse, Python loops. It must not know parameters, steps or who writes when.
+where this torch declares them as they are called here and they do what Python sees of them, which is tried
+once; else, and for whatever they refuse, Python loops. It must not know parameters, steps or who writes when.
 
 Legend: N = tensors of the list.
 """
@@ -11,6 +11,7 @@ Legend: N = tensors of the list.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -23,6 +24,10 @@ import numpy.typing as npt
 import torch
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
+
+# The first and the last release whose headers declare these functions so. A name does not say what a function
+# returns, so one that is declared otherwise could not be tried without harm.
+READ = (2, 9), (2, 15)
 
 # Functions of torch, by the names that a C++ compiler gives them.
 VERSION = "_ZNK2at10TensorBase8_versionEv"  # int64_t at::TensorBase::_version() const
@@ -181,7 +186,7 @@ def load() -> TorchLoops | None:
     folder = Path(__file__).parent
     found = [path for suffix in EXTENSION_SUFFIXES if (path := folder / f"_tensor_list{suffix}").is_file()]
     offset = tensor_offset()
-    if not found or offset is None:
+    if not found or offset is None or not declared(torch.__version__):
         return None
     try:
         torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -189,6 +194,12 @@ def load() -> TorchLoops | None:
     except (OSError, AttributeError):
         return None
     return made if same_as_torch(made) else None
+
+
+def declared(version: str) -> bool:
+    """Whether this release of torch, such as "2.13.0+cpu", declares the functions as they are called here."""
+    numbers = re.match(r"(\d+)\.(\d+)\.", version)
+    return numbers is not None and READ[0] <= (int(numbers[1]), int(numbers[2])) <= READ[1]
 
 
 def tensor_offset() -> int | None:

@@ -37,6 +37,13 @@ MODULE_WAITS = "tests/component/training/test_module_waits.py"
 
 MUTANTS = (
     Mutant(
+        name="tensor list: functions of any torch are called",
+        file=LIST,
+        text="offset is None or not declared(torch.__version__)",
+        fault="offset is None",
+        tests=OF_LIST,
+    ),
+    Mutant(
         name="pulls: the answer to an older pull is taken",
         file=PULLS,
         text="return answer.partition in self._missing and answer.step == self.step",
