@@ -54,6 +54,8 @@ class Costs:
         server_bytes_per_s: of a shard's link, in each direction; infinite: takes no time.
         take_s_per_byte: a shard's time for each push: reading, checking, adding to a sum.
         apply_s_per_byte: a shard's time for each optimizer step.
+        service_share: of these times, what holds up a push or an answer; the rest is of threads beside. With
+            `cores` alone, from 0 to 1.
         control_s: one way, of a message between a shard and the coordinator.
         lease_s: a worker that is silent for so long is evicted.
         cores: that workers and shards share; 0: each has one of its own.
@@ -68,20 +70,18 @@ class Costs:
     server_bytes_per_s: float = math.inf
     take_s_per_byte: float = 0.0
     apply_s_per_byte: float = 0.0
+    service_share: float = 1.0
     control_s: float = 0.0
     lease_s: float = 10.0
     cores: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.compute_s or not all(self.compute_s):
-            raise UsageError("simulate: compute_s needs one duration at least for each worker it names")
-        for own in self.compute_s:
-            for seconds in own:
-                if not 0.0 <= seconds < math.inf:
-                    raise UsageError(f"simulate: compute_s must be >= 0 and finite, got {seconds:g}")
+        _check_compute(self.compute_s)
         for name in _NAMES:
             if not 0.0 <= (value := getattr(self, name)) < math.inf:
                 raise UsageError(f"simulate: {name} must be >= 0 and finite, got {value:g}")
+        if not 0.0 <= self.service_share <= 1.0:
+            raise UsageError(f"simulate: service_share must be from 0 to 1, got {self.service_share:g}")
         for name in ("worker_bytes_per_s", "server_bytes_per_s"):
             if not (value := getattr(self, name)) > 0.0:
                 raise UsageError(f"simulate: {name} must be > 0, got {value:g}")
@@ -99,3 +99,12 @@ class Costs:
         if len(own) == 1:
             return own[0]
         return own[int(uniform(seed, _STREAM, worker, step) * len(own))]
+
+
+def _check_compute(compute_s: tuple[tuple[float, ...], ...]) -> None:
+    if not compute_s or not all(compute_s):
+        raise UsageError("simulate: compute_s needs one duration at least for each worker it names")
+    for own in compute_s:
+        for seconds in own:
+            if not 0.0 <= seconds < math.inf:
+                raise UsageError(f"simulate: compute_s must be >= 0 and finite, got {seconds:g}")

@@ -341,10 +341,10 @@ class Simulation:
             self._look_at_cores()
 
     def _served_s(self, work_s: float) -> float:
-        """How long a shard works on something: it does not wait for a core, but shares it."""
+        """How long a shard holds something up: it does not wait for a core, but shares it."""
         if self._cores is None or not work_s:
             return work_s
-        taken_s = work_s * self._cores.slowness
+        taken_s = self._costs.service_share * work_s * self._cores.slowness
         self._occupy(work_s)
         return taken_s
 

@@ -17,6 +17,8 @@ What is fitted from runs of a comparison (`fit_on_shared_cores`), where processe
               have both in one proportion, all of it by push
     cores     workers and servers share those of the machine, of which other programs may take a part: as many
               as a simulation of the same runs needs to be as fast as these were from their second steps on
+    service   the part of the servers' time that holds a push up: with which a step of these runs, simulated,
+              takes as long as recorded in push and pull without the gate
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_lab.simulate.measured import Measured
 from ps_wire.errors import UsageError
 from ps_wire.spec import consistency
+from ps_worker.recording.columns import StepRecord
 
 WARM_UP = 0.05  # of an incarnation's steps, at least one: first steps compile and allocate, and are left out
 MAX_SAMPLES = 1000  # of a worker's compute times
 HALVINGS = 10  # of the number of cores that is looked for
+SHARES = 6  # halvings of the servers' share
+TOLERANCE = 0.02  # of a time that is compared with a measured one
 LEAST_CORES = 0.05  # of those of the machine
 
 
@@ -50,7 +55,7 @@ def fit(runs: Iterable[Recording]) -> Costs:
     compute: dict[int, list[float]] = defaultdict(list)
     overhead: dict[int, list[float]] = defaultdict(list)  # by bytes, up and down together
     for run in runs:
-        for step in run.steps[max(1, int(len(run.steps) * WARM_UP)) :]:
+        for step in _settled(run):
             compute[run.header.worker].append(step.compute_s)
             overhead[step.bytes_up + step.bytes_down].append(step.push_s + step.pull_s)
     if not compute:
@@ -78,7 +83,7 @@ def fit_on_shared_cores(runs: Sequence[Measured], cores: float) -> Costs:
     exchange: list[float] = []
     num_bytes = 1
     for one in (recording for run in runs for recording in run.recordings):
-        for step in one.steps[max(1, int(len(one.steps) * WARM_UP)) :]:
+        for step in _settled(one):
             used_s = step.cpu_s or 0.0
             computed_s = used_s if step.compute_cpu_s is None else step.compute_cpu_s
             work[one.header.worker].append(computed_s)
@@ -94,7 +99,11 @@ def fit_on_shared_cores(runs: Sequence[Measured], cores: float) -> Costs:
         take_s_per_byte=take_s / num_bytes,
         apply_s_per_byte=apply_s / num_bytes,
     )
-    return replace(costs, cores=_cores(runs, costs, cores))
+    return _served_as_measured(runs, costs, cores)
+
+
+def _settled(run: Recording) -> Sequence[StepRecord]:
+    return run.steps[max(1, int(len(run.steps) * WARM_UP)) :]
 
 
 def _served(run: Measured) -> tuple[int, int]:
@@ -121,6 +130,34 @@ def _of_servers(served: Sequence[tuple[int, int, float]]) -> tuple[float, float]
         if take_s < 0.0:
             return 0.0, as_ / aa
     return ps / pp, 0.0
+
+
+def _served_as_measured(runs: Sequence[Measured], costs: Costs, cores: float) -> Costs:
+    """With the largest share of the servers' time in the way of pushes with which no step waits too long."""
+    measured_s = statistics.fmean(
+        step.push_s + step.pull_s for run in runs for one in run.recordings for step in _settled(one)
+    )
+
+    def with_share(share: float) -> Costs:
+        made = replace(costs, service_share=share)
+        return replace(made, cores=_cores(runs, made, cores))
+
+    best = with_share(1.0)
+    if _waited_s(runs, best) <= measured_s * (1.0 + TOLERANCE):
+        return best
+    low, high = 0.0, 1.0
+    for _ in range(SHARES):
+        best = with_share((low + high) / 2)
+        waits_too_long = _waited_s(runs, best) > measured_s
+        low, high = (low, best.service_share) if waits_too_long else (best.service_share, high)
+    return best
+
+
+def _waited_s(runs: Sequence[Measured], costs: Costs) -> float:
+    """Mean time of a step in push and pull without the gate, of these runs simulated."""
+    found = [_again(run, costs).steps for run in runs]
+    waits = [float(steps.seconds("push_s").sum() + steps.seconds("pull_s").sum()) for steps in found]
+    return math.fsum(waits) / sum(map(len, found))
 
 
 def _cores(runs: Sequence[Measured], costs: Costs, most: float) -> float:

@@ -125,8 +125,36 @@ MUTANTS = (
     Mutant(
         name="shared cores: two tasks on one core go as fast as alone",
         file="ps_lab/simulate/shared_cores.py",
-        text="        return min(1.0, self._count / len(self._tasks))\n",
-        fault="        return 1.0\n",
+        text="        while self._waiting and len(self._running) < self._cores:\n",
+        fault="        while self._waiting:\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="shared cores: a task keeps its core until it ends",
+        file="ps_lab/simulate/shared_cores.py",
+        text="            task.slice_s = self._slice_s\n",
+        fault="            task.slice_s = math.inf\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="shared cores: of cores that others use all is there",
+        file="ps_lab/simulate/shared_cores.py",
+        text="        self._speed = count / self._cores\n",
+        fault="        self._speed = 1.0\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="shared cores: all of a server's time holds a push up",
+        file="ps_lab/simulate/engine.py",
+        text="        taken_s = self._costs.service_share * work_s * self._cores.slowness\n",
+        fault="        taken_s = work_s * self._cores.slowness\n",
+        tests=OF_CORES,
+    ),
+    Mutant(
+        name="shared cores: the share that holds a push up is not fitted",
+        file="ps_lab/simulate/fit.py",
+        text="    if _waited_s(runs, best) <= measured_s * (1.0 + TOLERANCE):\n",
+        fault="    if True:\n",
         tests=OF_CORES,
     ),
     Mutant(

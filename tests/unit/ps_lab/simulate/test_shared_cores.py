@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -33,9 +34,9 @@ def simulated(model: str, straggler: str = "none", costs: Costs = COSTS) -> Simu
     ).run()
 
 
-def measured(model: str, straggler: str = "none") -> Measured:
+def measured(model: str, straggler: str = "none", costs: Costs = COSTS) -> Measured:
     """As a comparison would have recorded it: each step with the processor time that it took."""
-    outcome = simulated(model, straggler)
+    outcome = simulated(model, straggler, costs)
     steps = len(outcome.steps)
     applied = steps if model != "bsp" else steps // 4
     found = tuple(
@@ -46,23 +47,57 @@ def measured(model: str, straggler: str = "none") -> Measured:
         recordings=found,
         num_shards=1,
         stragglers=stragglers.parse(straggler),
-        server_cpu_s=1e-3 * (steps + applied),
+        server_cpu_s=costs.num_bytes * (costs.take_s_per_byte * steps + costs.apply_s_per_byte * applied),
     )
 
 
-def test_tasks_share_the_cores_by_hand():
-    """Three tasks on two cores: each at two thirds; when the first has ended, each has a core."""
-    cores, ended = SharedCores(2.0), []
-    for name, work_s in (("a", 1.0), ("b", 2.0), ("c", 2.0)):
-        cores.begin(0.0, work_s, lambda name=name: ended.append(name))
-    assert cores.next_s() == pytest.approx(1.5)
-    cores.advance(1.5)
-    assert ended == ["a"]
-    assert cores.next_s() == pytest.approx(2.5)  # 1.0 of each is done: 1.0 is left, on a core of its own
-    cores.advance(2.5)
-    cores.advance(2.5)
-    assert ended == ["a", "b", "c"]
+def ends(cores: SharedCores, *works_s: float) -> list[tuple[int, float]]:
+    """Which of the tasks, all begun at 0, ends when, in that order."""
+    ended: list[tuple[int, float]] = []
+    for number, work_s in enumerate(works_s):
+        cores.begin(0.0, work_s, lambda number=number: ended.append((number, now_s)))
+    while (now_s := cores.next_s()) < math.inf:
+        cores.advance(now_s)
+    return ended
+
+
+def test_tasks_take_turns_on_the_cores_by_hand():
+    """Three tasks on two cores, slices of a second: the third begins when the first has ended."""
+    assert ends(SharedCores(2.0, slice_s=1.0), 1.0, 2.0, 2.0) == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    cores = SharedCores(1.0, slice_s=1.0)
+    assert ends(cores, 3.0, 1.5) == [(1, 3.5), (0, 4.5)]
     assert cores.slowness == 1.0
+
+
+def test_with_short_slices_all_get_the_same_part():
+    """Two thirds of a core each; when the first has ended, each of the others has one."""
+    found = ends(SharedCores(2.0, slice_s=0.001), 1.0, 2.0, 2.0)
+    assert [number for number, _ in found] == [0, 1, 2]
+    assert [ended_s for _, ended_s in found] == pytest.approx([1.5, 2.5, 2.5], abs=0.003)
+
+
+def test_of_cores_that_others_take_a_part_of_all_are_slower():
+    assert ends(SharedCores(1.5, slice_s=1.0), 0.75, 0.75) == [(0, 1.0), (1, 1.0)]
+
+
+def test_a_share_of_the_servers_time_is_in_the_way_of_pushes_and_all_of_it_on_the_cores():
+    """10 ms of a worker and 5 ms of a server: a fifth of the 5 is waited for, and all of them take a core."""
+    alone = replace(COSTS, take_s_per_byte=5e-6, apply_s_per_byte=0.0, cores=64.0)
+    waited = [
+        simulated("asp", costs=replace(alone, service_share=share)).steps.seconds("push_s").min()
+        for share in (1.0, 0.2)
+    ]
+    assert waited == pytest.approx([0.005, 0.001])
+    busy = replace(alone, cores=1.0, service_share=0.2)
+    assert simulated("asp", costs=busy).steps_per_s == pytest.approx(1 / 0.015, rel=0.02)
+
+
+def test_the_share_is_fitted_to_the_time_that_steps_wait_for_push_and_pull():
+    real = replace(COSTS, take_s_per_byte=3e-6, service_share=0.25)
+    runs = [measured(model, costs=real) for model in ("bsp", "asp")]
+    assert fit_on_shared_cores(runs, 2.0).service_share == pytest.approx(0.25, abs=0.1)
+    whole = [measured(model, costs=replace(real, service_share=1.0)) for model in ("bsp", "asp")]
+    assert fit_on_shared_cores(whole, 2.0).service_share == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_step_of_bsp_on_shared_cores_takes_its_work_over_the_cores():
