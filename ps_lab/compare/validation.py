@@ -11,6 +11,7 @@ import numpy as np
 
 from ps_lab.compare.comparison import Arm, Comparison
 from ps_lab.compare.metrics import RunFigures
+from ps_lab.compare.results import Recording
 
 MAX_RATIO = 0.10  # of a throughput's error: what a valid simulation may be off by
 MAX_DISTANCE = 0.10  # of N - 1, or half an update: what its staleness may be off by (Wasserstein)
@@ -95,7 +96,19 @@ def _beside(arm: Arm, measured: Comparison) -> Validated:
 
 
 def _steps_per_s(one: RunFigures) -> float | None:
-    return sum(len(it.steps) for it in one.recorded) / one.wall_s if one.wall_s else None
+    settled = [it for it in one.recorded if len(it.steps) > 1]
+    took_s = settled_s(settled) if settled else 0.0
+    return sum(len(it.steps) - 1 for it in settled) / took_s if took_s > 0.0 else None
+
+
+def settled_s(recordings: Sequence[Recording]) -> float:
+    """How long workers of two steps and more took from the second on; seconds.
+
+    A first step imports and compiles: that is in no costs, and in no simulation.
+    """
+    settled = [one for one in recordings if len(one.steps) > 1]
+    ended_s = max(float(one.ended_unix_s[-1]) for one in settled)
+    return ended_s - min(float(one.started_unix_s[1]) for one in settled)
 
 
 def _geometric(values: Sequence[float]) -> float:

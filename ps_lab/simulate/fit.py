@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ps_lab.compare.results import Recording
-from ps_lab.compare.validation import Validation, distances
+from ps_lab.compare.validation import Validation, distances, settled_s
 from ps_lab.simulate.costs import Costs
 from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_lab.simulate.measured import Measured
@@ -162,7 +162,7 @@ def _waited_s(runs: Sequence[Measured], costs: Costs) -> float:
 
 def _cores(runs: Sequence[Measured], costs: Costs, most: float) -> float:
     """That these runs got: on so many, simulations of them take as long as they did; at most all."""
-    measured_s = math.fsum(_duration_s(run.recordings) for run in runs)
+    measured_s = math.fsum(settled_s(run.recordings) for run in runs)
 
     def simulated_s(cores: float) -> float:
         return math.fsum(_again(run, replace(costs, cores=cores)).duration_s for run in runs)
@@ -190,14 +190,6 @@ def _again(run: Measured, costs: Costs) -> SimulatedRun:
             seed=run.stragglers.seed,
         )
     ).run()
-
-
-def _duration_s(recordings: Sequence[Recording]) -> float:
-    """From the second steps on: what the first takes, to import and to compile, is in no costs."""
-    begun = [one for one in recordings if len(one.steps) > 1]
-    return max(float(one.ended_unix_s[-1]) for one in begun) - min(
-        float(one.started_unix_s[1]) for one in begun
-    )
 
 
 def _line(medians: Mapping[int, float]) -> tuple[float, float]:

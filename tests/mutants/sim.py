@@ -48,10 +48,22 @@ MUTANTS = (
         tests=("tests/unit/ps_worker/recording/test_recorder.py",),
     ),
     Mutant(
+        name="validation: a run's first steps are in its throughput",
+        file=VALIDATION,
+        text="    took_s = settled_s(settled) if settled else 0.0\n",
+        fault="    took_s = one.wall_s or 0.0\n",
+        tests=(
+            (
+                "tests/unit/ps_lab/compare/test_validation.py"
+                "::test_a_first_step_that_imports_and_compiles_is_in_no_throughput"
+            ),
+        ),
+    ),
+    Mutant(
         name="sim: the time of first steps is put down to the cores",
-        file="ps_lab/simulate/fit.py",
-        text="        float(one.started_unix_s[1]) for one in begun\n",
-        fault="        float(one.started_unix_s[0]) for one in begun\n",
+        file=VALIDATION,
+        text="min(float(one.started_unix_s[1]) for one in settled)",
+        fault="min(float(one.started_unix_s[0]) for one in settled)",
         tests=(
             (
                 "tests/unit/ps_lab/simulate/test_shared_cores.py"

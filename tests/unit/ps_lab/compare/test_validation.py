@@ -1,5 +1,6 @@
 """Simulated runs beside measured ones: how near they came, and what is an extrapolation."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,4 +52,17 @@ def test_the_ratio_is_of_steps_whatever_a_batch_is_said_to_be(tmp_path: Path):
     simulated = made_folder(tmp_path / "same", FEW, facts=SIMULATED)
     for path in simulated.path.glob("runs/*/records/*.jsonl"):
         path.write_text(path.read_text().replace('"samples":16', '"samples":64'))
+    assert rows(simulated, measured)["asp", "quiet"]["throughput"] == pytest.approx(1.0)
+
+
+def test_a_first_step_that_imports_and_compiles_is_in_no_throughput(tmp_path: Path):
+    """A simulation has none; three seconds of a run of a few would be all of the difference."""
+    measured = made_folder(tmp_path / "real", FEW, only=lambda run: run.profile.name == "quiet")
+    simulated = made_folder(tmp_path / "same", FEW, facts=SIMULATED)
+    for path in measured.path.glob("runs/*/records/*.jsonl"):
+        header, *steps = map(json.loads, path.read_text().splitlines())
+        for step in steps:
+            step["started_s"] += 3.0 * (step["step"] > 0)
+            step["ended_s"] += 3.0
+        path.write_text("".join(json.dumps(line) + "\n" for line in (header, *steps)))
     assert rows(simulated, measured)["asp", "quiet"]["throughput"] == pytest.approx(1.0)
