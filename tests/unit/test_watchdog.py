@@ -98,8 +98,9 @@ def test_a_process_that_vanishes_says_how_and_in_which_test(tmp_path: Path, body
 
 
 def test_a_process_that_vanishes_between_tests_says_how(tmp_path: Path):
+    # Before it has said what it collected: who hands out tests may not find out by sending some into nothing.
     conftest = (
-        "def pytest_collection_finish(session):\n    if hasattr(session.config, 'workerinput'): os._exit(4)\n"
+        "def pytest_collection_modifyitems(config):\n    if hasattr(config, 'workerinput'): os._exit(4)\n"
     )
     ended = run(tmp_path, "", "-n", "1", "--max-worker-restart", "0", conftest=conftest)
     assert ended.returncode != 0
