@@ -96,17 +96,18 @@ def _beside(arm: Arm, measured: Comparison) -> Validated:
 
 
 def _steps_per_s(one: RunFigures) -> float | None:
-    settled = [it for it in one.recorded if len(it.steps) > 1]
-    took_s = settled_s(settled) if settled else 0.0
-    return sum(len(it.steps) - 1 for it in settled) / took_s if took_s > 0.0 else None
+    took_s = settled_s(one.recorded)
+    return sum(len(it.steps[1:]) for it in one.recorded) / took_s if took_s > 0.0 else None
 
 
 def settled_s(recordings: Sequence[Recording]) -> float:
-    """How long workers of two steps and more took from the second on; seconds.
+    """How long workers of two steps and more took from the second on, in seconds; 0 where there are none.
 
     A first step imports and compiles: that is in no costs, and in no simulation.
     """
     settled = [one for one in recordings if len(one.steps) > 1]
+    if not settled:
+        return 0.0
     ended_s = max(float(one.ended_unix_s[-1]) for one in settled)
     return ended_s - min(float(one.started_unix_s[1]) for one in settled)
 

@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         name="validation: a run's first steps are in its throughput",
         file=VALIDATION,
-        text="    took_s = settled_s(settled) if settled else 0.0\n",
+        text="    took_s = settled_s(one.recorded)\n",
         fault="    took_s = one.wall_s or 0.0\n",
         tests=(
             (
