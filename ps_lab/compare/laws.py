@@ -59,7 +59,12 @@ def verdicts(data: RunData) -> tuple[Verdict, ...]:
 
 
 def bound_on_tau(model: str, num_workers: int) -> int | None:
-    """The largest tau that a model allows, with constant members; None: it has no bound."""
+    """The largest version staleness tau that a model allows, with constant members; None: it has no bound.
+
+    SSP: of each other worker, at most 2s + 1 pushes come between reading and applying (law 6, from the bound
+    on the clock gap of Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
+    server", NIPS 2013).
+    """
     if model in BASELINES:
         return 0
     parsed = consistency.parse(model)
