@@ -7,7 +7,6 @@ import statistics
 
 import pytest
 
-from ps_lab.compare.laws import bound_on_tau
 from ps_lab.simulate.closed_forms import (
     harmonic,
     mean_factor,
@@ -18,6 +17,7 @@ from ps_lab.simulate.closed_forms import (
 from ps_lab.simulate.costs import Costs
 from ps_lab.simulate.engine import Setup, SimulatedRun, Simulation
 from ps_wire.spec import consistency, stragglers
+from ps_wire.spec.staleness import bound as staleness_bound
 
 COMPUTE_S = 0.05
 
@@ -132,7 +132,7 @@ def test_the_mean_staleness_of_asp_is_that_of_all_others(num_workers):
 def test_law_6_the_staleness_of_ssp_is_bounded(staleness, straggler):
     """No tau above (2s + 1)(N - 1), and no gap above s + 1; one worker comes near the first."""
     outcome = simulated(f"ssp:{staleness}", straggler, 5)
-    bound = bound_on_tau(f"ssp:{staleness}", 5)
+    bound = staleness_bound(consistency.parse(f"ssp:{staleness}"), 5)
     assert bound == (2 * staleness + 1) * 4
     assert max(outcome.tau) <= bound
     assert outcome.steps.whole("gap").max() <= staleness + 1
