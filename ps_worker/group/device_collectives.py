@@ -28,7 +28,7 @@ from ps_worker.memory.staging import Ticket
 Round = Sequence[Partition]  # of each rank one, by rank; or a single one
 
 
-class Collectives(Protocol):
+class DeviceCalls(Protocol):
     """The calls of one of torch's process groups that are used; each begins at once, and its result waits."""
 
     def reduce_scatter(self, output_tensors: torch.Tensor, input_tensor: list[torch.Tensor]) -> Any:
@@ -53,7 +53,7 @@ class DeviceCollectives:
     def __init__(
         self,
         channel: Channel,
-        calls: Collectives,
+        calls: DeviceCalls,
         memory: DeviceMemory,
         gradients: Sequence[torch.Tensor],
         partitions: Sequence[Partition],

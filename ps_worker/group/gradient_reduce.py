@@ -38,7 +38,7 @@ from ps_wire.process.rank_mean import NARROW, rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
 from ps_worker.group.channel import Channel, Said, Saying
-from ps_worker.group.device_collectives import Collectives, DeviceCollectives
+from ps_worker.group.device_collectives import DeviceCalls, DeviceCollectives
 from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent
@@ -77,7 +77,7 @@ class OnDevice:
         memory: of the table there.
     """
 
-    calls: Collectives
+    calls: DeviceCalls
     memory: DeviceMemory
 
 

@@ -24,7 +24,7 @@ from ps_worker.group import bounded_group, gpus
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
-from ps_worker.group.device_collectives import Collectives
+from ps_worker.group.device_collectives import DeviceCalls
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce, OnDevice
 from ps_worker.group.hosts import Hosts
@@ -97,7 +97,7 @@ class Group:
         self._abort = Abort()
         self._made: dist.ProcessGroup | None = None
         self._met = met
-        self._collectives: Collectives | None = None  # between GPUs; made for the first table there
+        self._collectives: DeviceCalls | None = None  # between GPUs; made for the first table there
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
             self._wires = _gloo("ranks", met, ranks)
@@ -347,15 +347,16 @@ def _gloo(name: str, met: Met, ranks: Ranks) -> Wires:
     return wires
 
 
-def _nccl(met: Met, ranks: Ranks) -> Collectives:
+def _nccl(met: Met, ranks: Ranks) -> DeviceCalls:
     """Connects when it is first called, on the GPUs that the tensors are on then."""
     from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - not in torch's build for CPUs
 
     with _set(**UNWATCHED):
-        options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=CALL_LIMIT_S)  # as torch.distributed sets it
-        made: Any = ProcessGroupNCCL(PrefixStore("nccl", met.store), ranks.rank, ranks.size, options)
-    collectives: Collectives = made
+        make: Any = ProcessGroupNCCL
+        made = make(
+            PrefixStore("nccl", met.store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
+        )
+    collectives: DeviceCalls = made
     return collectives
 
 
@@ -373,4 +374,4 @@ def _set(**variables: str) -> Iterator[None]:
         yield
     finally:
         for name in missing:
-            del os.environ[name]
+            os.environ.pop(name, None)  # threads of a test may have had the same idea

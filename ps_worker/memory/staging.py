@@ -175,14 +175,14 @@ class _Kept:
 
 
 class Lane(Protocol):
-    """A lane for work on memory of one device, beside the computation there."""
+    """A lane for work on memory of one device, beside the computation there; `after` is for one thread."""
 
     def mark(self) -> Ticket:
-        """What was queued on the current stream until now; used by the thread that computes."""
+        """The end of what was queued on the current stream until now; used by the thread that computes."""
         ...
 
     def after(self, mark: Ticket) -> AbstractContextManager[object]:
-        """What is queued inside begins after the mark, and is done at the end; used by one other thread."""
+        """A block: it begins what is queued there after the mark, and ends when that is done."""
         ...
 
 

@@ -5,7 +5,6 @@ The devices are the host here, and gloo makes the calls that NCCL makes between 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from ps_wire.process.ranks import Ranks
 from ps_wire.spec.plan import Partition, Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.group import device_collectives, group
-from ps_worker.group.device_collectives import Collectives, DeviceCollectives
+from ps_worker.group.device_collectives import DeviceCalls, DeviceCollectives
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce, OnDevice
 from ps_worker.group.rendezvous import Met
@@ -26,6 +25,12 @@ from ps_worker.memory.device_memory import DeviceMemory
 from ps_worker.memory.flat import FlatBuckets
 from ps_worker.memory.staging import Stagings
 from tests.unit.ps_worker.group.wires import Town, town
+
+
+@pytest.fixture(autouse=True)
+def over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
 
 HOST = torch.device("cpu")
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # what is promised of NCCL
@@ -120,8 +125,7 @@ def given(plan: Plan, rank: int) -> list[torch.Tensor]:
     return [torch.randn(it.numel, generator=generator).to(getattr(torch, it.dtype)) for it in plan.buckets]
 
 
-def calls_of(store: Any, rank: int, size: int) -> Collectives:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def calls_of(store: Any, rank: int, size: int) -> DeviceCalls:
     made: Any = dist.ProcessGroupGloo(store, rank, size)
     return made
 
