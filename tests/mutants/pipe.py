@@ -14,6 +14,20 @@ LATER = f"{CAPTURE}::test_all_stages_capture_at_one_step_though_they_hear_of_a_c
 
 MUTANTS = (
     Mutant(
+        name="of stages with other models the checksums are said, and no parameter",
+        file="ps_worker/pipeline/pipeline.py",
+        text="                if what in lists:  #",
+        fault="                if not facts:  #",
+        tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
+    ),
+    Mutant(
+        name="one stage alone finds that a module has no first values, and the others wait for it",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        own_parameters.check_first_values(model)\n",
+        fault="",
+        tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
+    ),
+    Mutant(
         name="stages are promised a step that one may have begun before it hears of the cut",
         file="ps_worker/job/group_capture.py",
         text="FORETELLS, FORETELLS_STAGES = 1, 2 ",
