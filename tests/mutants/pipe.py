@@ -42,6 +42,15 @@ MUTANTS = (
         tests=(LATER,),
     ),
     Mutant(
+        name="a snapshot of a pipeline has what stage 0 draws from alone",
+        file="ps_worker/job/job_link.py",
+        text="        if group is not None:\n            promises =",
+        fault="        if group is not None and not settings.pipeline:\n            promises =",
+        tests=(
+            f"{PIPELINES}::test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits",
+        ),
+    ),
+    Mutant(
         name="stages say nothing of a cut with their weights",
         file="ps_worker/group/stage_traffic.py",
         text="            mine |= self._rider.say(self._table, step - 1)\n",
