@@ -225,4 +225,20 @@ MUTANTS = (
             "tests/unit/ps_server/shard/test_hand_off_backup.py",
         ),
     ),
+    Mutant(
+        name="stages: shapes are told from stage to stage, pickled",
+        file="ps_worker/pipeline/pipeline.py",
+        text="                output_args=shapes[stage + 1],\n",
+        fault="",
+        tests=(
+            "tests/integration/test_pipeline.py::test_pipelines_come_to_the_bits_of_one_process_over_the_same_micro_batches",
+        ),
+    ),
+    Mutant(
+        name="watch: after a bug the last look stays the last",
+        file="ps_lab/status/watch.py",
+        text='watched.endless_thread("watch", self._look, log=logger, pause=self._closed.wait)',
+        fault='watched.thread("watch", self._look, log=logger)',
+        tests=("tests/unit/ps_lab/status/test_watch.py",),
+    ),
 )
