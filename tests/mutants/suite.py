@@ -7,6 +7,7 @@ OF_HANDLES = ("tests/unit/ps_lab/cluster/test_process_handle.py",)
 OF_THE_WATCHDOG = ("tests/unit/test_watchdog.py",)
 OF_SOAKS = ("tests/unit/test_soak.py",)
 OF_SERVICES = ("tests/component/test_service.py",)
+OF_WHAT_IS_LEFT = ("tests/unit/test_left_behind.py",)
 
 MUTANTS = (
     Mutant(
@@ -148,5 +149,19 @@ MUTANTS = (
         text="drop(job, force=False)",
         fault="drop(job, force=True)",
         tests=OF_SERVICES,
+    ),
+    Mutant(
+        name="a test may leave a variable of ours behind",
+        file="tests/left_behind.py",
+        text="        for name in sorted(before.keys() | come)\n",
+        fault="        for name in sorted(before)\n",
+        tests=OF_WHAT_IS_LEFT,
+    ),
+    Mutant(
+        name="what a test leaves behind is not looked at",
+        file="tests/left_behind.py",
+        text="    with unchanged():\n        yield\n",
+        fault="    yield\n",
+        tests=OF_WHAT_IS_LEFT,
     ),
 )
