@@ -18,7 +18,8 @@ import pytest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 OURS = "PS_"  # libraries set variables of their own when they are first imported
-OF_PYTEST = "PYTEST_CURRENT_TEST"
+ENVIRONMENT = "the environment"
+OF_PYTEST = b"PYTEST_CURRENT_TEST"
 
 
 def state() -> dict[str, object]:
@@ -33,7 +34,7 @@ def state() -> dict[str, object]:
         "the default timeout of sockets": socket.getdefaulttimeout(),
     }
     now |= {f"the handler of {it.name}": signal.getsignal(it) for it in SIGNALS}
-    now |= {f"${name}": value for name, value in os.environ.items() if name != OF_PYTEST}
+    now[ENVIRONMENT] = {name: value for name, value in os.environb.items() if name != OF_PYTEST}
     if (torch := sys.modules.get("torch")) is not None:
         now["torch's default dtype"] = torch.get_default_dtype()
         now["torch's deterministic algorithms"] = torch.are_deterministic_algorithms_enabled()
@@ -51,12 +52,23 @@ def _folder() -> str:
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """What is another or gone, and which variables of ours have come, for people."""
+    if before == after:
+        return []
+    before, after = _named(before), _named(after)
     come = {name for name in after.keys() - before.keys() if name.startswith(f"${OURS}")}
     return [
         f"{name}: {before.get(name, 'unset')!r} before, {after.get(name, 'unset')!r} now"
         for name in sorted(before.keys() | come)
         if before.get(name) != after.get(name)
     ]
+
+
+def _named(now: Mapping[str, object]) -> dict[str, object]:
+    """With each variable of the environment by itself."""
+    environment = now[ENVIRONMENT]
+    assert isinstance(environment, dict)
+    variables = {f"${os.fsdecode(name)}": os.fsdecode(value) for name, value in environment.items()}
+    return {name: it for name, it in now.items() if name != ENVIRONMENT} | variables
 
 
 @contextmanager
