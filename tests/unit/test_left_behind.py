@@ -20,6 +20,7 @@ from tests.left_behind import unchanged
 
 ROOT = Path(__file__).resolve().parents[2]
 SOFT, HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
+HANGING_UP = signal.getsignal(signal.SIGHUP)  # under nohup it is ignored
 
 
 def ignore(_: int, __: object) -> None:
@@ -38,7 +39,7 @@ ACTS: list[tuple[Callable[[], object], str, Callable[[], object]]] = [
     (
         lambda: signal.signal(signal.SIGHUP, ignore),
         "the handler of SIGHUP: ",
-        lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        lambda: signal.signal(signal.SIGHUP, HANGING_UP),
     ),
     (gc.disable, "the garbage collector: True before, False now", gc.enable),
     (
