@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.faults.links import UNSHARE, refusal
+from tests.faults.restarting import Restarting
 from tests.until import LIMIT_S
 
 from . import going_on, ranks_apart
@@ -346,7 +348,10 @@ def test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches(
 def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_the_same_bits(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
-    """Two groups of two: each rank with its own generators, buffers, and what it has registered."""
+    """Two groups of two: each rank with its own generators, buffers, and what it has registered.
+
+    Going on, they take a rolling restart of both servers in their stride.
+    """
     options = "--snapshot-dir", f"{tmp_path}/snapshots", "--snapshot-every", "5steps"
     script, folder, job = str(Path(going_on.__file__)), str(tmp_path), fresh_job()
     servers = Servers(spawn, 1, *options)
@@ -355,9 +360,17 @@ def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_t
     for process in (*servers.processes, *groups[0], *groups[1]):
         process.kill()
 
-    servers = Servers(spawn, 2, *options)
-    assert end_all(start_groups(spawn, servers, script, folder, "more", job=job)) == [0] * 4
-    servers.close()
+    restarting = Restarting(spawn, tmp_path / "snapshots", *options[2:])
+    (tmp_path / "halts").touch()
+    groups = start_groups(spawn, restarting, script, folder, "more", job=job)
+    groups[0][0].wait_line("^halts")
+    for shard in range(2):
+        restarting.processes[shard].signal(signal.SIGTERM)
+        assert restarting.processes[shard].wait_end() == 0
+        restarting.again(shard)
+    (tmp_path / "goes on").touch()
+    assert end_all(groups) == [0] * 4
+    restarting.close()
     steps = going_on.steps_of(tmp_path)
     assert steps > going_on.MORE
     assert end_all(start_groups(spawn, cluster, script, folder, str(steps))) == [0] * 4
