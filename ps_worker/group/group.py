@@ -20,7 +20,7 @@ from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
-from ps_worker.group import bounded_group, gpus
+from ps_worker.group import alike, bounded_group, gpus
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
@@ -72,6 +72,7 @@ class Group:
         torch_group: dist.ProcessGroup | None = None,
         pipeline: bool = False,
         hosts_shards: bool = False,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         """Connects to the other ranks, and waits until they have.
 
@@ -84,9 +85,11 @@ class Group:
             torch_group: that the script has made of these ranks.
             pipeline: the ranks are the stages of a pipeline, and reduce nothing.
             hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
+            given: settings that all ranks have to have alike, by option.
 
         Raises:
             GroupBroken: a rank has gone meanwhile.
+            JobMismatch: they are not alike; on all ranks.
             ConfigurationRefused: the way to reduce that is wanted is not there; on all ranks.
             UsageError: stages cannot send over the process groups that the script has made.
         """
@@ -130,6 +133,7 @@ class Group:
         self.hosts = Hosts(met.machines)
         self._gpus = gpus.here()
         try:
+            alike.check(self.channel, met.hosts, given or {})
             self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
             self.on_gpus = self.how == NCCL or (
                 reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)

@@ -22,6 +22,20 @@ STAGING = "tests/contracts/test_staging.py"
 
 MUTANTS = (
     Mutant(
+        name="groups: a rank with another setting than rank 0 goes on",
+        file="ps_worker/group/alike.py",
+        text="            if one.get(name) != first:\n",
+        fault="            if one.get(name) is None:\n",
+        tests=(f"{UNIT}/test_alike.py::test_a_rank_with_another_setting_is_named_on_all_ranks",),
+    ),
+    Mutant(
+        name="groups: ranks need not have the same consistency",
+        file="ps_worker/settings.py",
+        text='            "--consistency": str(self.consistency),\n',
+        fault="",
+        tests=(f"{UNIT}/test_alike.py::test_a_rank_with_another_setting_is_named_on_all_ranks",),
+    ),
+    Mutant(
         name="groups: one that is refused while it forms goes on in the background",
         file="ps_worker/group/group.py",
         text="        except BaseException:\n            self.leave()\n            raise\n",
