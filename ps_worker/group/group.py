@@ -20,7 +20,7 @@ from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
-from ps_worker.group import bounded_group, gpus
+from ps_worker.group import alike, bounded_group, gpus
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
@@ -72,6 +72,7 @@ class Group:
         torch_group: dist.ProcessGroup | None = None,
         pipeline: bool = False,
         hosts_shards: bool = False,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         """Connects to the other ranks, and waits until they have.
 
@@ -84,9 +85,11 @@ class Group:
             torch_group: that the script has made of these ranks.
             pipeline: the ranks are the stages of a pipeline, and reduce nothing.
             hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
+            given: settings that all ranks have to have alike, by option.
 
         Raises:
             GroupBroken: a rank has gone meanwhile.
+            JobMismatch: they are not alike; on all ranks.
             ConfigurationRefused: the way to reduce that is wanted is not there; on all ranks.
             UsageError: stages cannot send over the process groups that the script has made.
         """
@@ -106,6 +109,7 @@ class Group:
             self._stage_wires = _gloo("stages", met, ranks) if pipeline else None
             lines = connect_lines(ranks, met.store, met.address)  # at last: the channel closes them
         except (RuntimeError, OSError) as error:
+            self._end_torch_group()
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
             ) from None
@@ -120,15 +124,23 @@ class Group:
             on_broken=self._tell,
             look=self._watch.check_answered,
         )
+        if self._made is not None:  # a script that waits in one of its calls is freed, too
+            made: Any = self._made
+            self._abort.when_set(lambda _: cut(made, ranks))
         self._watch.start()
         if self.stages is not None and self._stage_wires is not None:
             self.stages.attach(self._stage_wires, self.channel)
         self.hosts = Hosts(met.machines)
-        self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
         self._gpus = gpus.here()
-        self.on_gpus = self.how == NCCL or (
-            reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)
-        )
+        try:
+            alike.check(self.channel, met.hosts, given or {})
+            self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
+            self.on_gpus = self.how == NCCL or (
+                reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)
+            )
+        except BaseException:
+            self.leave()
+            raise
 
     def device_of(self, table: int, values: Iterable[torch.Tensor]) -> torch.device | None:
         """The GPU on which a table is reduced. All ranks call it: each of them has one then, or none has.
@@ -165,7 +177,7 @@ class Group:
             plan: how it is cut.
             stage: what this rank holds of it; None: all of it.
             consistency: between workers.
-            rider: what goes along with the header of each step of ranks that have all of it.
+            rider: what goes along with the header of each step, or with the words of stages on their weights.
             max_norm: to which such ranks clip their mean; None: they do not.
 
         Returns:
@@ -175,7 +187,9 @@ class Group:
             return partial(self._reducer, table, rider, max_norm)
 
         def make(gradients: FlatGradients, *_: object) -> StageTraffic:
-            return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage, consistency)
+            return StageTraffic(
+                self.channel, self.ending, table, gradients.tensors, plan, stage, consistency, rider
+            )
 
         return make
 
@@ -245,13 +259,13 @@ class Group:
         if self._collectives is not None:  # also in order: the others have left, or wait for nothing
             self._collectives.abort()
         self.channel.close()
-        if self._made is not None and self.healthy:
-            if (
-                dist.group.WORLD is self._made
-            ):  # a script may have destroyed it, as Accelerate does at its end
-                dist.destroy_process_group(self._made)
-            self._made = None
+        if self.healthy:
+            self._end_torch_group()
         return all_left
+
+    def check(self) -> None:
+        """Raises GroupBroken where something has ended it."""
+        self.channel.check()
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -268,6 +282,11 @@ class Group:
         if said is None:
             self._watch.tell(reason)
         return said
+
+    def _end_torch_group(self) -> None:
+        if self._made is not None and dist.group.WORLD is self._made:  # else a script has, as Accelerate does
+            dist.destroy_process_group(self._made)
+        self._made = None
 
     def _make_torch_group(self, store: Store, interface: str) -> dist.ProcessGroup | None:
         if dist.is_initialized():
