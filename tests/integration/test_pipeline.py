@@ -81,6 +81,7 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
 def test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits(
     spawn: Start, tmp_path: Path
 ) -> None:
+    """Each stage draws on where it was; one that was not there begins."""
     folder, job = str(tmp_path), fresh_job()
     options = "--snapshot-dir", f"{folder}/snapshots", "--snapshot-every", "5steps"
     servers = Servers(spawn, 1, *options)
@@ -97,6 +98,9 @@ def test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_b
     rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(3)]
     state = {name: it for row in rows for name, it in row["state"].items()}
     assert [len(row["losses"]) for row in rows] == [3, 3, 3]
+    for stage, drawn in enumerate((int(said[1]) + 3, int(said[1]) + 3, 3)):
+        draws = torch.rand(drawn + 1, generator=torch.Generator().manual_seed(stage))
+        assert rows[stage]["draw"] == draws[-1].item()
     assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
     servers.close()
 
