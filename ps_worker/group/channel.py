@@ -5,8 +5,8 @@ over gloo, and nothing ends a call of gloo that waits for a dead peer: such call
 the thread `ps-group`, and the script's thread waits for that thread, or for the `Abort`, whichever is first.
 Before each exchange ranks say what they are about to do, and who hears it compares.
 
-A message is JSON with, perhaps, bytes behind it; nothing is pickled. The script's thread alone calls it. It
-must not know what is said.
+A message is JSON with, perhaps, bytes behind it; nothing is pickled. One thread at a time calls it: that of
+the script, or of what is beside it. It must not know what is said.
 
 `Abort.changed` guards the outcome of the call that is under way.
 """
@@ -41,8 +41,8 @@ MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in 
 MAX_BLOB_BYTES = 8 << 30
 CLOSE_LIMIT_S = 2.0  # a call whose connections were cut is over at once
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
-TAG = 7  # tensors of two ranks are in order, so that one tag does
-NEVER_SENT = 8  # a tag under which nothing comes
+NEVER_SENT = 6  # a tag under which nothing comes
+TAG = 7  # tensors of two ranks over one channel are in order, so that one tag does
 SIZES = struct.Struct("<?qq")  # of a message: whether it is heard later than what is said since, header, blob
 
 Result = TypeVar("Result")
@@ -105,6 +105,7 @@ class Channel:
         hosts: tuple[str, ...],
         on_broken: Callable[[str], str | None],
         look: Callable[[], object] = lambda: None,
+        tag: int = TAG,
     ) -> None:
         """Starts the thread.
 
@@ -116,8 +117,10 @@ class Channel:
             hosts: by rank, for people.
             on_broken: told why the group is broken, as this rank sees it; gives what another rank has said.
             look: called now and then while this rank waits; may set `abort`.
+            tag: of its tensors, which share their wires with those of other channels.
         """
         self._look = look
+        self._tag = tag
         self.ranks = ranks
         self._wires = wires
         self._lines = lines
@@ -501,14 +504,15 @@ class Channel:
         self._wait(self._begin(self._wires.recv, receives))
         self._wait(sending)
 
-    @staticmethod
     def _begin(
-        call: Callable[[list[torch.Tensor], int, int], Any], parts: Sequence[tuple[int, torch.Tensor]]
+        self,
+        call: Callable[[list[torch.Tensor], int, int], Any],
+        parts: Sequence[tuple[int, torch.Tensor]],
     ) -> list[tuple[int, Any]]:
         begun = []
         for rank, tensor in parts:
             with _gone(rank):
-                begun.append((rank, call([tensor], rank, TAG)))
+                begun.append((rank, call([tensor], rank, self._tag)))
         return begun
 
     @staticmethod

@@ -17,8 +17,8 @@ number.
 
 All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
 says nothing of step v before it has the weights of version v. It says that a bucket is there, and goes on to
-the next: what of it is its own leaves when all have said so, with a later bucket, or with the rest. Used by
-the script's thread.
+the next: what of it is its own leaves when all have said so, with a later bucket, or with the rest. `beside`
+the script it waits for the others with each bucket. Used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ps_wire.process import trace
 from ps_wire.process.rank_mean import NARROW, rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
+from ps_worker.group.beside import Beside
 from ps_worker.group.channel import Channel, Said, Saying
 from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
@@ -80,6 +81,7 @@ class GradientReduce:
         brings: the partitions whose first weights this rank brings, where the worker's start the table.
         sums: flat gradients are summed in place with those of other ranks.
         descriptors: by rank, of the memory in which terms lie; none: there are no terms.
+        beside: makes calls of `push` while the script goes on; None: there is no overlap.
     """
 
     sums = True
@@ -96,6 +98,7 @@ class GradientReduce:
         owners: Sequence[int] | None = None,
         hosts: Hosts | None = None,
         rider: Rider | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -111,7 +114,9 @@ class GradientReduce:
             owners: by partition, its owner rank; None: as `owners_of` shares them out.
             hosts: of the ranks, each of which sums by itself first; None: owners sum all.
             rider: what goes along with the header of each step; None: nothing does.
+            beside: makes calls over this channel; closed by who gives it.
         """
+        self.beside = beside
         self._hosts = hosts
         self._lent = lent
         self._channel = channel
@@ -140,7 +145,15 @@ class GradientReduce:
 
     @trace.traced("reduce")
     def push(
-        self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool = False
+        self,
+        bucket: int,
+        *,
+        step: int,
+        weight: float,
+        hyper: int,
+        present: Present,
+        apart: bool = False,
+        waits: bool = False,
     ) -> list[Reduced]:
         """The flat gradients of a bucket are there on this rank. All ranks name the same ones in one order.
 
@@ -151,6 +164,7 @@ class GradientReduce:
             hyper: a checksum of the hyper-parameters.
             present: by partition, whether a piece had a gradient on this rank.
             apart: who takes the push can read the `descriptors`: terms are as good as the mean.
+            waits: until this bucket is there on all ranks.
 
         Returns:
             Of the buckets that are there on all ranks by now, and were not before: the mean of what this rank
@@ -162,7 +176,7 @@ class GradientReduce:
         if self._header.begin(step, there=True, weight=weight, hyper=hyper):
             self._begun.clear()
         self._say(bucket, present, apart=apart)
-        return self._heard(waits=False)
+        return self._heard(waits=waits)
 
     @trace.traced("reduce")
     def rest(self) -> list[Reduced]:

@@ -21,12 +21,14 @@ from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
 from ps_worker.group import bounded_group
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import Channel, Wires, cut
+from ps_worker.group.beside import Beside
+from ps_worker.group.channel import TAG, Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.hosts import Hosts
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
+from ps_worker.group.lines import RankLines
 from ps_worker.group.lines import connect as connect_lines
 from ps_worker.group.rendezvous import INTERFACE, Met
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
@@ -103,15 +105,10 @@ class Group:
             ) from None
         # From now on ranks count each other's silence; to connect has limits of its own.
         self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
-        self.channel = Channel(
-            ranks,
-            self._wires,
-            lines,
-            self._abort,
-            hosts=met.hosts,
-            on_broken=self._tell,
-            look=self._watch.check_answered,
-        )
+        self._met = met
+        self._channels: list[Channel] = []
+        self._besides: list[Beside] = []
+        self.channel = self._channel_over(lines)
         self._watch.start()
         if self.stages is not None and self._stage_wires is not None:
             self.stages.attach(self._stage_wires, self.channel)
@@ -162,16 +159,17 @@ class Group:
         Raises:
             ConfigurationRefused: they are to be read where they lie, and a rank has no memory to lend.
         """
-        lent = None
+        channel, lent = self._channel_of_table(table), None
         if self.how in (SHM, HOSTS):
             near = self.hosts.near(self.ranks.rank)
-            lent = borrow(self.channel, f"table {table}", gradients, near)
+            lent = borrow(channel, f"table {table}", gradients, near)
         if lent is None and self._reduce in (SHM, HOSTS):
             raise ConfigurationRefused(
                 f"table {table}: a rank has no memory that the others can map (--group-reduce {self._reduce})"
             )
+        self._besides.append(Beside(channel, self._abort))
         reduce = GradientReduce(
-            self.channel,
+            channel,
             self.ending,
             table,
             gradients.tensors,
@@ -181,10 +179,11 @@ class Group:
             [it.shard for it in partitions] if self.hosts_shards else None,
             self.hosts if lent is not None and self.how == HOSTS else None,
             rider,
+            self._besides[-1],
         )
         if max_norm is None:
             return reduce
-        return ClippedReduce(reduce, self.channel, gradients.tensors, partitions, max_norm)
+        return ClippedReduce(reduce, channel, gradients.tensors, partitions, max_norm)
 
     def when_broken(self, told: Callable[[GroupBroken], None]) -> None:
         """See `Abort.when_set`: for who waits for something else than other ranks."""
@@ -210,7 +209,10 @@ class Group:
             for wires in (self._wires, self._stage_wires):
                 if wires is not None:
                     cut(wires, self.ranks)
-        self.channel.close()
+        for beside in self._besides:
+            beside.close()
+        for channel in self._channels:
+            channel.close()
         if self._made is not None and self.healthy:
             if (
                 dist.group.WORLD is self._made
@@ -220,6 +222,30 @@ class Group:
         return all_left
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _channel_of_table(self, table: int) -> Channel:
+        """A channel of its own: who talks over it may be beside the script, and wait. All ranks call it."""
+        store = PrefixStore(f"table {table}, {len(self._channels)}", self._met.store)
+        try:
+            return self._channel_over(connect_lines(self.ranks, store, self._met.address))
+        except (RuntimeError, OSError) as error:
+            raise self.broken(
+                f"rank {self.ranks.rank} cannot connect to the others for table {table}: {error}"
+            ) from None
+
+    def _channel_over(self, lines: RankLines) -> Channel:
+        made = Channel(
+            self.ranks,
+            self._wires,
+            lines,
+            self._abort,
+            hosts=self._met.hosts,
+            on_broken=self._tell,
+            look=self._watch.check_answered,
+            tag=TAG + len(self._channels),
+        )
+        self._channels.append(made)
+        return made
 
     def _tell(self, reason: str) -> str | None:
         said = self._watch.reason()

@@ -99,9 +99,11 @@ class StageTraffic:
         brings: the same: each stage brings the first weights of what it owns.
         sums: flat gradients are never of all ranks.
         descriptors: none: what a stage pushes lies in its flat gradients.
+        beside: none: buckets leave in `step()`.
     """
 
     sums = False
+    beside = None
     descriptors: Sequence[int] = ()
 
     def __init__(
@@ -171,6 +173,7 @@ class StageTraffic:
         hyper: int,
         present: Present,
         apart: bool = False,  # noqa: ARG002 - it has no terms
+        waits: bool = False,  # noqa: ARG002 - it always does
     ) -> list[StageReduced]:
         """The flat gradients of a bucket are there on this stage; waits for what it owns and others hold.
 

@@ -6,7 +6,8 @@
 
 What lies in one state for all ranks is that of rank 0, by its names, and that of each other rank under
 `@rank/R/`. Whoever takes it up takes its own (`of_rank`), but for the positions: those are rank 0's, so that
-all ranks decide the same. Used by the script's thread.
+all ranks decide the same. Used by the script's thread, and with headers of steps by the one that says these:
+between the first push of a step and its end, when nothing is taken.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class GroupCapture:
         promise = self._promises[kind]()
         promise.arm(self._wanted, promise.prepare(self._wanted, lambda _, blob: put(blob)))
 
-    def gather(self, what: str, blob: bytes) -> bytes | None:
+    def gather(self, what: str, blob: bytes, channel: Channel | None = None) -> bytes | None:
         """All ranks give the leader a state at the same place of the script; it gets one of all."""
-        heard = self._channel.gather(what, blob=blob)
+        heard = (channel or self._channel).gather(what, blob=blob)
         return merged([blob, *(it.blob for it in heard)]) if self.leads else None
 
     def say(self, table: int, step: int) -> Fields:
@@ -74,7 +75,7 @@ class GroupCapture:
             said[kind] = {"cut": known, "gathers": captured if wanted else None}
         return said
 
-    def hear(self, said: Sequence[Fields]) -> None:
+    def hear(self, said: Sequence[Fields], channel: Channel) -> None:
         """See `Rider`."""
         for kind, promise in self._promises.items():
             mine, first = self._mine.pop(kind, None), said[0][kind]
@@ -84,7 +85,7 @@ class GroupCapture:
             if number is None:
                 continue
             blob = mine[1] if mine is not None and mine[0] == number else b""
-            every = self.gather(f"{kind} {number} of what ranks have beside tables", blob)
+            every = self.gather(f"{kind} {number} of what ranks have beside tables", blob, channel)
             if mine is not None and every is not None:
                 mine[2](number, every)
 

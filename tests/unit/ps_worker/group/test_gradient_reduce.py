@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ps_wire.errors import GroupBroken, NonFiniteGradient
 from ps_wire.frames.buffer import as_tensor
 from ps_wire.process.rank_mean import rank_mean
 from ps_wire.spec.plan import Partition
+from ps_worker.group.beside import Beside
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.hosts import Hosts
@@ -146,6 +148,39 @@ def test_the_mean_is_that_of_the_servers_to_the_bit(
     assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
     assert pushed(found) == EVERY
     assert len([reduce for reduce in table.reduces if reduce.owned]) == min(size, len(PARTITIONS))
+
+
+@pytest.mark.parametrize("lent", [False, True])
+@pytest.mark.parametrize("idle", [False, True])
+def test_buckets_that_leave_beside_a_script_wait_for_ranks_that_reduce_in_their_step(
+    lent: bool, idle: bool
+) -> None:
+    """Rank 0's hooks fire in another order, and before anybody else is there; rank 1 may have no gradient."""
+    with town(2) as group:
+        table = Table(group, lent=lent)
+        wanted = [rank_mean(of, torch.empty_like(of[0])) for of in zip(*table.kept, strict=True)]
+        beside = Beside(group.channels[0], group.aborts[0])
+        given: dict[int, list[Any]] = {}
+
+        def leave(bucket: int) -> None:
+            pushes = partial(table.reduces[0].push, bucket, step=0, weight=1.0, hyper=1)
+            given[bucket] = pushes(present=ALL[bucket], waits=True)
+
+        def step(rank: int) -> list[Any]:
+            if rank:
+                return table.reduces[1].abstain(0) if idle else table.push(1)
+            beside.wait()
+            assert table.reduces[0].rest() == []  # each came with its bucket
+            return [it for bucket in given.values() for it in bucket]
+
+        for bucket in (1, 0):
+            beside.put(bucket, partial(leave, bucket))
+        found = group.run(step)
+        beside.close()
+
+    assert list(given) == [0, 1]
+    assert pushed(found) == EVERY
+    assert all(map(torch.equal, table.reduced(), table.kept[0] if idle else wanted))
 
 
 @pytest.mark.parametrize("lent", [False, True])
