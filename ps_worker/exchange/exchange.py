@@ -245,6 +245,8 @@ class Exchange:
         if self._ranks is None:
             self._push(partitions, step=step, weight=weight, present=present)
             return
+        if not early:
+            self._ranks.arrive(step)
         bucket, beside = partitions[0].bucket, self._ranks.beside
         reduce = partial(
             self._ranks.push,
@@ -263,11 +265,12 @@ class Exchange:
     def push_rest(self, *, step: int) -> None:
         """All pushes of this step were made: in a group those leave for which other ranks were waited for."""
         if self._ranks is not None:
-            self._wait_beside(self._ranks)
+            self._wait_beside(self._ranks, step)
             self._push_reduced(self._ranks.rest(), step)
 
     @staticmethod
-    def _wait_beside(ranks: RankTraffic) -> None:
+    def _wait_beside(ranks: RankTraffic, step: int) -> None:
+        ranks.arrive(step)
         if ranks.beside is not None and ranks.beside.used:
             ranks.beside.wait()
 
@@ -311,7 +314,7 @@ class Exchange:
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
         if self._ranks is not None:
-            self._wait_beside(self._ranks)
+            self._wait_beside(self._ranks, step)
             self._push_reduced(self._ranks.abstain(step), step)
         self._send_again()
         self._abstain(self._own, step)

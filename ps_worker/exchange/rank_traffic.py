@@ -65,6 +65,9 @@ class RankTraffic(Protocol):
     def brought(self) -> None:
         """Called when the first weights that this rank brings are on the shards; waits for all ranks."""
 
+    def arrive(self, step: int) -> None:
+        """Called when the script is in its step, and may wait from now on. May be called again."""
+
     def push(
         self,
         bucket: int,

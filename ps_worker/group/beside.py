@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ps_wire.errors import PsError
 from ps_wire.process import trace, watched
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import Channel
+from ps_worker.group.channel import LOOK_S, Channel
 from ps_worker.process.waiting import waits
 
 logger = logging.getLogger("ps_worker")
@@ -27,13 +27,15 @@ CLOSE_LIMIT_S = 2.0  # a call whose group has ended is over at once
 class Beside:
     """The thread of one rank's calls, which are over before the script's thread makes such calls itself."""
 
-    def __init__(self, channel: Channel, abort: Abort) -> None:
+    def __init__(self, channel: Channel, abort: Abort, look: Callable[[], object] = lambda: None) -> None:
         """Starts its thread with the first call.
 
         Args:
             channel: over which calls talk to other ranks.
             abort: that ends all waits.
+            look: called now and then by who waits; may raise `PsError`.
         """
+        self._look = look
         self._channel = channel
         self._abort = abort
         self._changed = abort.changed
@@ -77,7 +79,8 @@ class Beside:
         """
         try:
             with trace.span("wait for ranks"), self._changed:
-                self._changed.wait_for(lambda: self._over or self._abort.error is not None)
+                while not self._changed.wait_for(lambda: self._over or self._abort.error is not None, LOOK_S):
+                    self._look()
                 self._calls.clear()
                 self._turn = 0
                 self._check()

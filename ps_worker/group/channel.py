@@ -17,6 +17,7 @@ import json
 import logging
 import queue
 import struct
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -131,6 +132,7 @@ class Channel:
         self._others = range(1, ranks.size)
         # What was heard before it was waited for, by rank, and whether it is late.
         self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(deque)
+        self._place: tuple[Saying, int] | None = None  # and the thread that stands there
         abort.when_set(lambda _: lines.wake())
         self._thread = watched.thread("ps-group", self._work, log=logger, failed=self._failed)
         self._thread.start()
@@ -212,6 +214,34 @@ class Channel:
         except Gone as error:
             raise self._has_gone(error.rank) from None
         return Saying(mine, late)
+
+    def stand(self, what: str) -> None:
+        """This rank's script is there, and waits for others elsewhere: with the next exchange all compare.
+
+        Args:
+            what: it does, the same on all ranks, for people.
+        """
+        self._place = self.say(what, late=False), threading.get_ident()
+
+    def compare_places(self) -> None:
+        """Compares with `stand` what the scripts of others have said by now; waits for none.
+
+        Other threads than the one that stands there may call it, and then it does nothing.
+
+        Raises:
+            GroupBroken: another one does something else.
+        """
+        if self._place is None or self._place[1] != threading.get_ident():
+            return
+        mine, me = self._place[0].mine, self.ranks.rank
+        try:
+            for rank in self._all_others if me == 0 else [0]:
+                if self._has_said(rank):
+                    said = self._kept[rank, False][0]
+                    first, number, second = (said, me, mine) if me else (mine, rank, said)
+                    self._compare(str(first.fields.get("what")), number, second)
+        except Gone as error:
+            raise self._has_gone(error.rank) from None
 
     def all_have_said(self) -> bool:
         """Whether what all ranks say next, and not late, is here, so that `hear_all` waits for none of them.
@@ -377,6 +407,9 @@ class Channel:
             check: sees each message as it comes.
             late: what was said with `say` is heard.
         """
+        if self._place is not None and not late:
+            place, self._place = self._place[0], None
+            self._hear_all(place.mine, {}, late=False)
         self._abort.check()
         try:
             with trace.span("wait for ranks"):

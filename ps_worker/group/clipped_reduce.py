@@ -58,6 +58,10 @@ class ClippedReduce:
         self.owned, self.brings, self.sums = reduce.owned, reduce.brings, reduce.sums
         self.beside = reduce.beside
 
+    def arrive(self, step: int) -> None:
+        """See `GradientReduce`."""
+        self._reduce.arrive(step)
+
     def push(
         self,
         bucket: int,

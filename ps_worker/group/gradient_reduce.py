@@ -99,6 +99,7 @@ class GradientReduce:
         hosts: Hosts | None = None,
         rider: Rider | None = None,
         beside: Beside | None = None,
+        scripts: Channel | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -115,8 +116,12 @@ class GradientReduce:
             hosts: of the ranks, each of which sums by itself first; None: owners sum all.
             rider: what goes along with the header of each step; None: nothing does.
             beside: makes calls over this channel; closed by who gives it.
+            scripts: the channel of the ranks' scripts, who say there that they have come to a step; None: it
+                is the same, and nothing is beside.
         """
         self.beside = beside
+        self._scripts = scripts
+        self._arrived_at = -1  # the step to which this rank's script has come
         self._hosts = hosts
         self._lent = lent
         self._channel = channel
@@ -142,6 +147,12 @@ class GradientReduce:
         self.descriptors = () if lent is None or hosts is not None else lent.descriptors
 
     # -- gradients -------------------------------------------------------------------------------------
+
+    def arrive(self, step: int) -> None:
+        """See `RankTraffic`."""
+        if self._scripts is not None and step != self._arrived_at:
+            self._arrived_at = step
+            self._scripts.stand(f"step {step} of table {self._table}")
 
     @trace.traced("reduce")
     def push(
@@ -360,9 +371,9 @@ class GradientReduce:
             PsError: some cannot come, on whichever rank; raised on all of them.
             GroupBroken: a rank does something else, or has gone.
         """
-        said = self._channel.share(
-            f"weights of table {self._table} at clock {step}", self._arrived.wait(arrive, mapped)
-        )
+        channel = self._scripts or self._channel
+        mine = self._arrived.wait(arrive, mapped)
+        said = channel.share(f"weights of table {self._table} at clock {step}", mine)
         versions, sees = self._arrived.versions(said), self._arrived.mapped(said)
         flat = weights()
         ways: list[list[tuple[int, int, torch.Tensor]]] = [[], []]  # source, target: first, and then

@@ -167,7 +167,7 @@ class Group:
             raise ConfigurationRefused(
                 f"table {table}: a rank has no memory that the others can map (--group-reduce {self._reduce})"
             )
-        self._besides.append(Beside(channel, self._abort))
+        self._besides.append(Beside(channel, self._abort, self.channel.compare_places))
         reduce = GradientReduce(
             channel,
             self.ending,
@@ -180,6 +180,7 @@ class Group:
             self.hosts if lent is not None and self.how == HOSTS else None,
             rider,
             self._besides[-1],
+            self.channel,
         )
         if max_norm is None:
             return reduce
@@ -225,15 +226,21 @@ class Group:
 
     def _channel_of_table(self, table: int) -> Channel:
         """A channel of its own: who talks over it may be beside the script, and wait. All ranks call it."""
+        self.channel.share(f"connections for table {table}")
         store = PrefixStore(f"table {table}, {len(self._channels)}", self._met.store)
         try:
-            return self._channel_over(connect_lines(self.ranks, store, self._met.address))
+            lines = connect_lines(self.ranks, store, self._met.address)
+            return self._channel_over(lines, self.channel.compare_places)
         except (RuntimeError, OSError) as error:
             raise self.broken(
                 f"rank {self.ranks.rank} cannot connect to the others for table {table}: {error}"
             ) from None
 
-    def _channel_over(self, lines: RankLines) -> Channel:
+    def _channel_over(self, lines: RankLines, look: Callable[[], object] = lambda: None) -> Channel:
+        def look_around() -> None:
+            self._watch.check_answered()
+            look()
+
         made = Channel(
             self.ranks,
             self._wires,
@@ -241,7 +248,7 @@ class Group:
             self._abort,
             hosts=self._met.hosts,
             on_broken=self._tell,
-            look=self._watch.check_answered,
+            look=look_around,
             tag=TAG + len(self._channels),
         )
         self._channels.append(made)

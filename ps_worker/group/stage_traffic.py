@@ -163,6 +163,9 @@ class StageTraffic:
 
     # -- gradients -------------------------------------------------------------------------------------
 
+    def arrive(self, step: int) -> None:
+        """See `RankTraffic`: stages talk where their scripts do."""
+
     @trace.traced("reduce")
     def push(
         self,

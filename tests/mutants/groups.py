@@ -436,7 +436,7 @@ MUTANTS = (
     Mutant(
         name="beside: an abstention does not wait for what has left in backward",
         file="ps_worker/exchange/exchange.py",
-        text="            self._wait_beside(self._ranks)\n            self._push_reduced(self._ranks.abstain(step), step)\n",
+        text="            self._wait_beside(self._ranks, step)\n            self._push_reduced(self._ranks.abstain(step), step)\n",
         fault="            self._push_reduced(self._ranks.abstain(step), step)\n",
         tests=(
             f"{EARLY}::test_a_bucket_that_leaves_early_and_all_behind_it_are_pushed_beside_in_their_order",
@@ -459,8 +459,8 @@ MUTANTS = (
     Mutant(
         name="beside: who waits hears nothing of the group's end",
         file="ps_worker/group/beside.py",
-        text="                self._changed.wait_for(lambda: self._over or self._abort.error is not None)\n",
-        fault="                self._changed.wait_for(lambda: self._over, 5.0)\n",
+        text="lambda: self._over or self._abort.error is not None, LOOK_S)",
+        fault="lambda: self._over, LOOK_S)",
         tests=(f"{BESIDE}::test_a_group_that_has_ended_frees_who_waits_for_a_call_and_takes_no_more",),
     ),
     Mutant(
@@ -471,6 +471,34 @@ MUTANTS = (
         tests=(
             f"{BESIDE}::test_an_error_ends_the_calls_of_the_step_and_is_raised_where_they_are_waited_for",
         ),
+    ),
+    Mutant(
+        name="beside: a script that waits in its step does not say so to those of other ranks",
+        file="ps_worker/group/gradient_reduce.py",
+        text="            self._scripts.stand(",
+        fault="            str(",
+        tests=(f"{REDUCE}::test_a_rank_in_its_step_is_named_by_one_that_is_elsewhere",),
+    ),
+    Mutant(
+        name="beside: the place of a script is not compared with what another one says",
+        file="ps_worker/group/channel.py",
+        text="            self._hear_all(place.mine, {}, late=False)\n",
+        fault="            pass\n",
+        tests=(f"{CHANNEL}::test_scripts_that_stand_at_the_same_place_compare_it_before_what_they_say_next",),
+    ),
+    Mutant(
+        name="beside: scripts that wait in two places do not look",
+        file="ps_worker/group/channel.py",
+        text="            for rank in self._all_others if me == 0 else [0]:\n",
+        fault="            for rank in []:\n",
+        tests=(f"{CHANNEL}::test_a_script_that_stands_elsewhere_is_named_though_it_waits_for_others_there",),
+    ),
+    Mutant(
+        name="beside: the thread beside compares what its script may be reading",
+        file="ps_worker/group/channel.py",
+        text="        if self._place is None or self._place[1] != threading.get_ident():\n",
+        fault="        if self._place is None:\n",
+        tests=(f"{CHANNEL}::test_another_thread_than_the_scripts_compares_nothing",),
     ),
     Mutant(
         name="beside: a bucket comes with the one behind it",

@@ -43,7 +43,11 @@ class Ranks:
         self.there = threading.Event()
         self.calls: list[tuple[int, str, bool]] = []
         self.abstained: list[int] = []
+        self.arrived: list[int] = []
         self._flat = flat
+
+    def arrive(self, step: int) -> None:
+        self.arrived.append(step)
 
     def push(self, bucket: int, *, waits: bool, present: Any, **_: object) -> list[Reduced]:
         assert self.there.wait(LIMIT_S)
@@ -94,7 +98,9 @@ def test_a_bucket_that_leaves_early_and_all_behind_it_are_pushed_beside_in_their
     """Nobody waits for other ranks but the end of the step. The next one, without such a bucket, is plain."""
     exchange, ranks, connection = group
     push(exchange, [1, 0], 0, early=True)
+    assert not ranks.arrived
     push(exchange, [2], 0, early=False)
+    assert ranks.arrived == [0]
     assert not connection.of(wire.Kind.PUSH)
     ranks.there.set()
     exchange.push_rest(step=0) if ends == "rest" else exchange.abstain(step=0)

@@ -21,6 +21,7 @@ from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.hosts import Hosts
 from ps_worker.group.lent_gradients import Lent
 from tests.unit.ps_worker.group.wires import Town, town
+from tests.until import until
 
 SIZES = (1001, 64)  # elements of each bucket
 PARTITIONS = [
@@ -51,6 +52,7 @@ class Table:
         *,
         lent: bool = False,
         hosts: Hosts | None = None,
+        scripts: Town | None = None,
     ) -> None:
         ranks = range(len(group.channels))
         self.flat = [gradients(rank, dtype) for rank in ranks]
@@ -67,6 +69,7 @@ class Table:
                 PIECES,
                 self.lent_to(rank, hosts) if lent else None,
                 hosts=hosts,
+                scripts=None if scripts is None else scripts.channels[rank],
             )
             for rank in ranks
         ]
@@ -327,6 +330,32 @@ def test_a_rank_a_step_ahead_of_another_is_named() -> None:
 
     assert all(isinstance(error, GroupBroken) for error in found)
     assert "rank 0 is at step 0 of table 0, and rank 1 on host1 at step 1 of table 0" in found[0].message
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_rank_in_its_step_is_named_by_one_that_is_elsewhere(early: bool) -> None:
+    """Over the channel of the scripts, whether buckets have left before its step or leave in it."""
+    with town(2) as scripts, town(2) as group:
+        table = Table(group, scripts=scripts)
+        beside = Beside(group.channels[0], group.aborts[0], scripts.channels[0].compare_places)
+
+        def step(rank: int) -> object:
+            if rank:
+                return scripts.channels[1].share("finish()")
+            if early:
+                beside.put(0, lambda: table.push(0))
+            table.reduces[0].arrive(3)
+            table.reduces[0].arrive(3)  # again
+            beside.wait() if early else until(scripts.channels[0].compare_places)
+            return None
+
+        found = scripts.run(step)
+        group.cut(1)
+        beside.close()
+
+    assert all(isinstance(error, GroupBroken) for error in found)
+    wanted = "rank 0 is at step 3 of table 0, and rank 1 on host1 at finish()"
+    assert all(wanted in str(error) for error in found)
 
 
 def test_a_step_that_was_broken_off_in_its_middle_ends_the_group() -> None:
