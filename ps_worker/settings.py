@@ -29,7 +29,7 @@ RETRY_LIMIT_S = 30.0
 WAIT_S = 0.0
 METRICS_HOST = "127.0.0.1"
 NO_STRAGGLERS = StragglerProfile()
-REDUCES = ("auto", "shm", "gloo", "hosts")  # ways in which ranks of a group reduce their gradients
+REDUCES = ("auto", "shm", "gloo", "hosts", "nccl")  # ways in which ranks of a group reduce their gradients
 ON = ("1", "true", "yes", "on")  # what a switch may be set to, as the command's own
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 

@@ -13,12 +13,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ps_server.agreement.refusals import too_many_jobs
+from ps_server.coordinator.jobs.runner import MAX_JOBS
 from ps_wire.errors import ConfigurationRefused, JobMismatch, UsageError, WorkerNumberTaken
 from ps_wire.process.ranks import MAX_SIZE
 from ps_wire.text import one_line
 
 MAX_WORKER = 1 << 16
-MAX_MEETINGS = 1024  # that are kept at once
+MAX_MEETINGS = 1024  # of a job, that are kept at once
+MAX_RANKS = 16_384  # of a job, over its meetings: each says up to 1020 characters
 MAX_TEXT = 255  # characters of each text that a rank sends
 MEET_S = 2.0  # that a call waits for others; then its process asks again
 SILENT_S = 3 * MEET_S  # one that has not asked for so long has gone
@@ -102,6 +105,11 @@ class Meeting:
         if len(self._guests) == self._size:
             self.complete.set()
 
+    @property
+    def num_guests(self) -> int:
+        """How many are there."""
+        return len(self._guests)
+
     def knows(self, guest: Guest) -> bool:
         """Whether this very process has come."""
         known = self._guests.get(guest.rank)
@@ -130,30 +138,39 @@ class Meeting:
 
 
 class Meetings:
-    """The meetings of all groups, by job and worker; bounded in number, size and time."""
+    """The meetings of all groups, by job and worker; bounded for each job in number, size and time.
+
+    So who may come to one job's meetings keeps nobody from those of another.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """There is none; `clock` gives seconds."""
         self._clock = clock
-        self._meetings: dict[tuple[str, int], Meeting] = {}
+        self._meetings: dict[str, dict[int, Meeting]] = {}
 
     async def meet(self, job: str, worker: int, guest: Guest, wait_s: float = MEET_S) -> Meeting:
         """A process comes, or asks again; returns when all are there, or after a while.
 
         Raises:
             UsageError: no worker has such a number.
-            ConfigurationRefused: there are too many meetings.
+            ConfigurationRefused: the job has too many meetings, or too many ranks in them.
             PsError: see `Meeting.come`.
         """
         if not 0 <= worker < MAX_WORKER:
             raise UsageError(f"workers of groups are numbered from 0 to {MAX_WORKER - 1}, got {worker}")
-        now_s, key = self._clock(), (job, worker)
+        now_s = self._clock()
         self._forget(now_s)
-        meeting = self._meetings.get(key)
+        if job not in self._meetings and len(self._meetings) >= MAX_JOBS:
+            raise too_many_jobs(MAX_JOBS)
+        meetings = self._meetings.get(job, {})
+        meeting = meetings.get(worker)
         if meeting is None or (meeting.complete.is_set() and not meeting.knows(guest)):
-            if meeting is None and len(self._meetings) >= MAX_MEETINGS:
-                raise ConfigurationRefused(f"{MAX_MEETINGS} groups are meeting here: come again in a minute")
-            meeting = self._meetings[key] = Meeting(guest.size)
+            if meeting is None and len(meetings) >= MAX_MEETINGS:
+                raise _come_again(f"{MAX_MEETINGS} groups of job {job}")
+            meeting = Meeting(guest.size)
+        if not meeting.knows(guest) and sum(it.num_guests for it in meetings.values()) >= MAX_RANKS:
+            raise _come_again(f"{MAX_RANKS} ranks of job {job}")
+        self._meetings.setdefault(job, meetings)[worker] = meeting
         if not meeting.complete.is_set():
             meeting.come(guest, now_s)
         with suppress(TimeoutError):
@@ -162,5 +179,12 @@ class Meetings:
         return meeting
 
     def _forget(self, now_s: float) -> None:
-        for key in [key for key, meeting in self._meetings.items() if meeting.is_over(now_s)]:
-            del self._meetings[key]
+        kept = {
+            job: {worker: it for worker, it in meetings.items() if not it.is_over(now_s)}
+            for job, meetings in self._meetings.items()
+        }
+        self._meetings = {job: meetings for job, meetings in kept.items() if meetings}
+
+
+def _come_again(who: str) -> ConfigurationRefused:
+    return ConfigurationRefused(f"{who} are meeting here already: come again in a minute")

@@ -21,6 +21,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from ps_wire.errors import FrameMalformed
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
@@ -89,6 +91,7 @@ class Exchange:
         traffic: TrafficListener | None = None,
         lends: bool = False,
         held: Collection[int] | None = None,
+        device: torch.device | None = None,
         ranks: MakeRanks | None = None,
     ) -> None:
         """Has nothing under way.
@@ -109,12 +112,13 @@ class Exchange:
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             lends: other ranks of its group may map its gradients.
             held: buckets of which this process has parameters; None: all.
+            device: on which ranks of a group reduce gradients and gather weights; None: on the host.
             ranks: makes the traffic between the ranks of a group, of the flat gradients, the partitions, and
                 the number of pieces in each; None: this process is the whole worker.
         """
         self.number = table
         self.plan = plan
-        self.memory = TableMemory(plan, sharing, lends=lends, held=held)
+        self.memory = TableMemory(plan, sharing, lends=lends, held=held, device=device)
         self.gradients = self.memory.gradients
         self.partitions: list[Partition] = self.memory.partitions
         shard_of = [partition.shard for partition in self.partitions]
@@ -156,12 +160,18 @@ class Exchange:
             starts=[layout.start_of(bucket.index) for bucket in self.plan.buckets],
             nbytes=layout.nbytes,
             descriptor=self.memory.gradients_descriptor,
+            on_device=self.memory.on_device,
         )
 
     @property
     def sums(self) -> bool:
         """Whether flat gradients are summed in place with those of other ranks."""
         return self._ranks is not None and self._ranks.sums
+
+    @property
+    def leaves_early(self) -> bool:
+        """Whether buckets may be pushed while backward is running: ranks that they wait for need a thread."""
+        return self._ranks is None or self._ranks.beside is not None
 
     @property
     def weights(self) -> FlatBuckets:
@@ -240,7 +250,7 @@ class Exchange:
             weight: of the push in a BSP mean.
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
-            early: backward is still running: other ranks are not waited for here.
+            early: backward is still running: other ranks are not waited for here; see `leaves_early`.
         """
         if self._ranks is None:
             self._push(partitions, step=step, weight=weight, present=present)

@@ -6,12 +6,13 @@ It must not know jobs beyond the name under which its ranks meet.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
@@ -19,13 +20,14 @@ from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
-from ps_worker.group import bounded_group
+from ps_worker.group import bounded_group, gpus
 from ps_worker.group.abort import Abort
 from ps_worker.group.beside import Beside
 from ps_worker.group.channel import TAG, Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
+from ps_worker.group.device_collectives import DeviceCalls
 from ps_worker.group.ending import Ending
-from ps_worker.group.gradient_reduce import GradientReduce
+from ps_worker.group.gradient_reduce import GradientReduce, OnDevice
 from ps_worker.group.hosts import Hosts
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
 from ps_worker.group.lines import RankLines
@@ -36,7 +38,10 @@ from ps_worker.group.step_header import Rider
 from ps_worker.group.watch import Watch
 
 CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
-SHM, GLOO, HOSTS = "shm", "gloo", "hosts"  # ways in which ranks reduce their gradients
+SHM, GLOO, HOSTS, NCCL = "shm", "gloo", "hosts", "nccl"  # ways in which ranks reduce their gradients
+AUTO = "auto"
+# Torch's NCCL else ends the process where a rank has gone. Here `Abort` ends waits, and `abort` calls.
+UNWATCHED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 Traffic: TypeAlias = Callable[
     [FlatGradients, Sequence[Partition], Sequence[int]], GradientReduce | ClippedReduce | StageTraffic
@@ -52,6 +57,7 @@ class Group:
         ending: whether all are to end after a step.
         hosts: of the ranks.
         how: gradients are reduced, in a word: `REDUCES` has what chooses it.
+        on_gpus: each rank can have a GPU of its own: tables that are there are reduced there.
         hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
         torch_group: a process group of torch's with these ranks, for scripts; None: the script has others.
         stages: another one, over which the stages of a pipeline send; None: this is no pipeline.
@@ -92,6 +98,8 @@ class Group:
         self.hosts_shards = hosts_shards
         self._abort = Abort()
         self._made: dist.ProcessGroup | None = None
+        self._met = met
+        self._collectives: DeviceCalls | None = None  # between GPUs; made for the first table there
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
             self._wires = _gloo("ranks", met, ranks)
@@ -105,7 +113,6 @@ class Group:
             ) from None
         # From now on ranks count each other's silence; to connect has limits of its own.
         self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
-        self._met = met
         self._channels: list[Channel] = []
         self._besides: list[Beside] = []
         self.channel = self._channel_over(lines)
@@ -114,6 +121,29 @@ class Group:
             self.stages.attach(self._stage_wires, self.channel)
         self.hosts = Hosts(met.machines)
         self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
+        self._gpus = gpus.here()
+        self.on_gpus = self.how == NCCL or (
+            reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)
+        )
+
+    def device_of(self, table: int, values: Iterable[torch.Tensor]) -> torch.device | None:
+        """The GPU on which a table is reduced. All ranks call it: each of them has one then, or none has.
+
+        Args:
+            table: its number.
+            values: of its parameters.
+
+        Raises:
+            ConfigurationRefused: it is to be one, and is none.
+        """
+        if not self.on_gpus:
+            return None
+        device = gpus.of(values)
+        name = None if device is None else self._gpus[device.index or 0]
+        why = gpus.shared(self.channel, self.hosts, table, name)
+        if why and self._reduce == NCCL:
+            raise ConfigurationRefused(f"table {table} cannot be reduced over {NCCL} (--group-reduce): {why}")
+        return None if why else device
 
     def traffic(
         self,
@@ -159,15 +189,19 @@ class Group:
         Raises:
             ConfigurationRefused: they are to be read where they lie, and a rank has no memory to lend.
         """
-        channel, lent = self._channel_of_table(table), None
-        if self.how in (SHM, HOSTS):
+        channel = self._channel_of_table(table)
+        lent, device = None, self._on_device(gradients)
+        if device is None and self.how in (SHM, HOSTS):
             near = self.hosts.near(self.ranks.rank)
             lent = borrow(channel, f"table {table}", gradients, near)
         if lent is None and self._reduce in (SHM, HOSTS):
             raise ConfigurationRefused(
                 f"table {table}: a rank has no memory that the others can map (--group-reduce {self._reduce})"
             )
-        self._besides.append(Beside(channel, self._abort, self.channel.compare_places))
+        beside = None
+        if device is None:  # whose calls all tables share, in one order
+            beside = Beside(channel, self._abort, self.channel.compare_places)
+            self._besides.append(beside)
         reduce = GradientReduce(
             channel,
             self.ending,
@@ -179,7 +213,8 @@ class Group:
             [it.shard for it in partitions] if self.hosts_shards else None,
             self.hosts if lent is not None and self.how == HOSTS else None,
             rider,
-            self._besides[-1],
+            device,
+            beside,
             self.channel,
         )
         if max_norm is None:
@@ -212,6 +247,8 @@ class Group:
                     cut(wires, self.ranks)
         for beside in self._besides:
             beside.close()
+        if self._collectives is not None:  # also in order: the others have left, or wait for nothing
+            self._collectives.abort()
         for channel in self._channels:
             channel.close()
         if self._made is not None and self.healthy:
@@ -254,6 +291,14 @@ class Group:
         self._channels.append(made)
         return made
 
+    def _on_device(self, gradients: FlatGradients) -> OnDevice | None:
+        """Where a table is reduced whose gradients have memory on a GPU."""
+        if gradients.on_device is None:
+            return None
+        if self._collectives is None:
+            self._collectives = _nccl(self._met, self.ranks)
+        return OnDevice(self._collectives, gradients.on_device)
+
     def _tell(self, reason: str) -> str | None:
         said = self._watch.reason()
         if said is None:
@@ -293,6 +338,14 @@ def _auto(channel: Channel, hosts: Hosts) -> str:
     return (HOSTS if hosts.apart else SHM) if lends else GLOO
 
 
+def _forced_nccl(channel: Channel, hosts: Hosts) -> str:
+    if why := gpus.lacking(channel, hosts, gpus.here()):
+        raise ConfigurationRefused(
+            f"the ranks of this group have not a GPU each (--group-reduce {NCCL}): {why}; use {AUTO}"
+        )
+    return NCCL
+
+
 def _forced_shm(channel: Channel, hosts: Hosts) -> str:
     if hosts.apart or not can_lend(channel):
         raise ConfigurationRefused(
@@ -313,10 +366,11 @@ def _forced_hosts(channel: Channel, hosts: Hosts) -> str:
 
 # What is said in PS_GROUP_REDUCE -> how gradients are reduced; each is called on all ranks.
 REDUCES: Mapping[str, Callable[[Channel, Hosts], str]] = {
-    "auto": _auto,
+    AUTO: _auto,
     SHM: _forced_shm,
     GLOO: lambda *_: GLOO,
     HOSTS: _forced_hosts,
+    NCCL: _forced_nccl,
 }
 
 
@@ -329,14 +383,31 @@ def _gloo(name: str, met: Met, ranks: Ranks) -> Wires:
     return wires
 
 
-@contextmanager
-def _on(interface: str) -> Iterator[None]:
+def _nccl(met: Met, ranks: Ranks) -> DeviceCalls:
+    """Connects when it is first called, on the GPUs that the tensors are on then."""
+    from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - not in torch's build for CPUs
+
+    with _set(**UNWATCHED):
+        make: Any = ProcessGroupNCCL
+        made = make(
+            PrefixStore("nccl", met.store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
+        )
+    collectives: DeviceCalls = made
+    return collectives
+
+
+def _on(interface: str) -> AbstractContextManager[None]:
     """Gloo takes this interface, unless the environment names one."""
-    if INTERFACE in os.environ:
-        yield
-        return
-    os.environ[INTERFACE] = interface
+    return _set(**{INTERFACE: interface})
+
+
+@contextmanager
+def _set(**variables: str) -> Iterator[None]:
+    """The environment has these, unless it names others."""
+    missing = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(missing)
     try:
         yield
     finally:
-        del os.environ[INTERFACE]
+        for name in missing:
+            os.environ.pop(name, None)  # threads of a test may have had the same idea

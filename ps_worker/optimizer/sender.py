@@ -105,7 +105,7 @@ class Sender:
     @property
     def overlaps(self) -> bool:
         """Whether gradients leave while backward is still running."""
-        return self._mode is Mode.OVERLAPPING
+        return self._mode is Mode.OVERLAPPING and all(table.exchange.leaves_early for table in self.tables)
 
     @property
     def left(self) -> bool:

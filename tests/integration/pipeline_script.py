@@ -23,6 +23,13 @@ BATCH = 16
 LOSS = torch.nn.functional.mse_loss
 
 
+def _refused(*_: object, **__: object) -> None:
+    raise AssertionError("stages say nothing to each other that is pickled: their shapes are known")
+
+
+torch.distributed.send_object_list = torch.distributed.recv_object_list = _refused
+
+
 def build() -> torch.nn.Module:
     torch.manual_seed(7)
     blocks = [torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.Tanh()) for _ in range(4)]

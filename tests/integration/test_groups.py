@@ -57,23 +57,26 @@ def mean_of(contributions: list[list[torch.Tensor | None]]) -> list[torch.Tensor
     return made
 
 
-@pytest.mark.parametrize(("reduce", "words"), [("gloo", ()), ("shm", ("large", "views", "plain"))])
+@pytest.mark.parametrize(("reduce", "words"), [("gloo", ("devices",)), ("shm", ("large", "views", "plain"))])
 def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
     spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, words: tuple[str, ...]
 ) -> None:
     """Over shared memory all ranks of both groups map the weights of a model of this size, too.
 
-    With "views" the gradients of worker 0 lie where the shards read those of both ranks, and stay so; else
-    buckets leave while backward is running, but for one that no rank has whole.
+    With "views" the gradients of worker 0 lie where the shards read those of both ranks, and stay so; with
+    "devices" worker 1 reduces where the gradients are, as on GPUs over NCCL. Else buckets leave while
+    backward is running, but for the last one, which no rank has whole.
     """
     options = ("--group-reduce", reduce)
     ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), *words, options=options)
     codes = end_all(ranks)
     assert codes == [0] * 4, "\n".join(rank.text for group in ranks for rank in group)
     assert f"gradients are reduced over {reduce}" in ranks[0][0].text
+    assert ("gradients are reduced over nccl" in ranks[1][0].text) == ("devices" in words)
 
     rows = rows_of(tmp_path)
-    assert [rows[at][-1]["overlaps"] for at in RANKS] == ["views" not in words] * 2 + [True] * 2
+    overlaps = ["views" not in words] * 2 + ["devices" not in words] * 2
+    assert [rows[at][-1]["overlaps"] for at in RANKS] == overlaps
     weights = [torch.nn.Parameter(it.clone()) for it in rows[0, 0][0]["weights"]]
     momentum = 0.0 if "plain" in words else 0.9
     optimizer = torch.optim.SGD(weights, lr=0.05, momentum=momentum, fused=True)  # as the servers run it
@@ -522,6 +525,10 @@ with ps.connect() as worker:
     assert rank or torch.equal(one, torch.full((4,), 3.0))
     one = mine.clone(); dist.all_reduce(one, group=group); same(one, torch.full((4,), 3.0))
     into = torch.zeros(2); dist.reduce_scatter_tensor(into, mine.clone(), group=group); same(into, [3.0, 3.0])
+    try:
+        torch.nn.SyncBatchNorm(3, process_group=group)(torch.ones(2, 3))
+    except ValueError as error:
+        print("on the host:", error, flush=True)
     dist.barrier(group)
     print("all", rank, worker.local_rank, worker.is_first, flush=True)
 """
@@ -538,6 +545,7 @@ def test_calls_of_torch_distributed_reach_the_ranks_of_the_group(
     assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
     assert "all 0 0 True" in ranks[0].lines
     assert "all 1 1 False" in ranks[1].lines
+    assert "on the host: SyncBatchNorm expected input tensor to be on GPU" in ranks[0].text
 
 
 def test_one_command_starts_all_ranks_of_its_groups(spawn: Start, cluster: Servers, tmp_path: Path) -> None:

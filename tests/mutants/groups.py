@@ -19,8 +19,80 @@ CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
 CLIPPED = f"{UNIT}/test_clipped_reduce.py"
 BESIDE = f"{UNIT}/test_beside.py"
 EARLY = "tests/unit/ps_worker/exchange/test_early_pushes.py"
+DEVICES, GPUS = f"{UNIT}/test_device_collectives.py", f"{UNIT}/test_gpus.py"
+STAGING = "tests/contracts/test_staging.py"
 
 MUTANTS = (
+    Mutant(
+        name="groups: of what is reduced on devices the sum is pushed",
+        file="ps_worker/group/device_collectives.py",
+        text="copy_(total.div_(count), non_blocking=True)",
+        fault="copy_(total, non_blocking=True)",
+        tests=(f"{DEVICES}::test_of_the_mean_what_a_rank_owns_comes_to_its_host_and_nothing_else",),
+    ),
+    Mutant(
+        name="groups: a rank without a gradient adds that of its step before, on its device",
+        file="ps_worker/group/device_collectives.py",
+        text="                terms.zero_()\n",
+        fault="                terms.copy_(flat)\n",
+        tests=(f"{DEVICES}::test_a_rank_without_a_gradient_takes_part_and_is_left_out_of_the_mean",),
+    ),
+    Mutant(
+        name="groups: what is reduced on devices is written where the script's gradients lie",
+        file="ps_worker/group/device_collectives.py",
+        text="            terms = self._whole.like(flat)\n            if mine:\n                terms.copy_(flat)\n",
+        fault="            terms = flat\n            if mine:\n                pass\n",
+        tests=(f"{DEVICES}::test_of_the_mean_what_a_rank_owns_comes_to_its_host_and_nothing_else",),
+    ),
+    Mutant(
+        name="groups: weights of partitions that no round has stay on their owner's device",
+        file="ps_worker/group/device_collectives.py",
+        text="            self._calls.broadcast(_bytes(_slice(shown, of[0])), self._owners[of[0].index]).wait()\n",
+        fault="",
+        tests=(f"{DEVICES}::test_weights_that_each_rank_has_pulled_come_to_all_devices_to_the_bit",),
+    ),
+    Mutant(
+        name="groups: a collective that fails ends its thread, and says nothing",
+        file="ps_worker/group/device_collectives.py",
+        text="            except RuntimeError as error:\n",
+        fault="            except LookupError as error:\n",
+        tests=(f"{DEVICES}::test_a_collective_that_fails_ends_the_group_and_says_why",),
+    ),
+    Mutant(
+        name="groups: gradients of a table on devices are copied to the host",
+        file="ps_worker/memory/table_memory.py",
+        text="        return self.gradients if self.on_device is None else self.on_device.gradients\n",
+        fault="        return self.gradients\n",
+        tests=(f"{GROUPS}::test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit",),
+    ),
+    Mutant(
+        name="groups: two hosts with a GPU each are taken for one with one",
+        file="ps_worker/group/gpus.py",
+        text="        other = by_gpu.setdefault((hosts.of(rank), gpu), rank)\n",
+        fault="        other = by_gpu.setdefault((0, gpu), rank)\n",
+        tests=(f"{GPUS}::test_a_table_is_reduced_on_gpus_where_it_is_on_another_one_of_each_rank",),
+    ),
+    Mutant(
+        name="groups: ranks of one host that see the same GPU count as having two",
+        file="ps_worker/group/gpus.py",
+        text="        if count < len(ranks):\n",
+        fault="        if not count:\n",
+        tests=(f"{GPUS}::test_each_rank_needs_a_gpu_of_its_own",),
+    ),
+    Mutant(
+        name="staging: work in a lane does not wait for what was queued before",
+        file="ps_worker/memory/staging.py",
+        text="        self._stream.wait_event(mark)\n        with self._module.stream(self._stream):\n            yield\n",
+        fault="        with self._module.stream(self._stream):\n            yield\n",
+        tests=(f"{STAGING}::test_work_in_a_lane_begins_after_its_mark_and_is_done_at_its_end",),
+    ),
+    Mutant(
+        name="staging: work in a lane is not waited for",
+        file="ps_worker/memory/staging.py",
+        text="        self._stream.record_event().synchronize()\n",
+        fault="        self._stream.record_event()\n",
+        tests=(f"{STAGING}::test_work_in_a_lane_begins_after_its_mark_and_is_done_at_its_end",),
+    ),
     Mutant(
         name="groups: each rank clips by the norm of what it owns",
         file="ps_worker/group/clipped_reduce.py",
