@@ -108,6 +108,7 @@ class Group:
             self._stage_wires = _gloo("stages", met, ranks) if pipeline else None
             lines = connect_lines(ranks, met.store, met.address)  # at last: the channel closes them
         except (RuntimeError, OSError) as error:
+            self._end_torch_group()
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
             ) from None
@@ -116,15 +117,22 @@ class Group:
         self._channels: list[Channel] = []
         self._besides: list[Beside] = []
         self.channel = self._channel_over(lines)
+        if self._made is not None:  # a script that waits in one of its calls is freed, too
+            made: Any = self._made
+            self._abort.when_set(lambda _: cut(made, ranks))
         self._watch.start()
         if self.stages is not None and self._stage_wires is not None:
             self.stages.attach(self._stage_wires, self.channel)
         self.hosts = Hosts(met.machines)
-        self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
         self._gpus = gpus.here()
-        self.on_gpus = self.how == NCCL or (
-            reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)
-        )
+        try:
+            self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
+            self.on_gpus = self.how == NCCL or (
+                reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)
+            )
+        except BaseException:
+            self.leave()
+            raise
 
     def device_of(self, table: int, values: Iterable[torch.Tensor]) -> torch.device | None:
         """The GPU on which a table is reduced. All ranks call it: each of them has one then, or none has.
@@ -251,13 +259,13 @@ class Group:
             self._collectives.abort()
         for channel in self._channels:
             channel.close()
-        if self._made is not None and self.healthy:
-            if (
-                dist.group.WORLD is self._made
-            ):  # a script may have destroyed it, as Accelerate does at its end
-                dist.destroy_process_group(self._made)
-            self._made = None
+        if self.healthy:
+            self._end_torch_group()
         return all_left
+
+    def check(self) -> None:
+        """Raises GroupBroken where something has ended it."""
+        self.channel.check()
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -304,6 +312,11 @@ class Group:
         if said is None:
             self._watch.tell(reason)
         return said
+
+    def _end_torch_group(self) -> None:
+        if self._made is not None and dist.group.WORLD is self._made:  # else a script has, as Accelerate does
+            dist.destroy_process_group(self._made)
+        self._made = None
 
     def _make_torch_group(self, store: Store, interface: str) -> dist.ProcessGroup | None:
         if dist.is_initialized():

@@ -262,7 +262,7 @@ def test_ranks_with_different_models_are_refused_by_name_on_all_ranks(
 
     assert [rank.wait_end() for rank in ranks] == [78, 78]
     for rank in ranks:
-        assert "TableMismatch: rank 1 of this group has another model than rank 0" in rank.text
+        assert "TableMismatch: rank 1 of this group has another model or optimizer than rank 0" in rank.text
 
 
 def test_a_rank_that_leaves_its_loop_early_is_named_and_nobody_hangs(

@@ -24,6 +24,27 @@ STAGING = "tests/contracts/test_staging.py"
 
 MUTANTS = (
     Mutant(
+        name="groups: one that is refused while it forms goes on in the background",
+        file="ps_worker/group/group.py",
+        text="        except BaseException:\n            self.leave()\n            raise\n",
+        fault="        except BaseException:\n            raise\n",
+        tests=(f"{UNIT}/test_group.py::test_a_group_that_is_refused_while_it_forms_leaves_no_thread_behind",),
+    ),
+    Mutant(
+        name="groups: a script that waits in a call of torch's for a rank that hangs waits on",
+        file="ps_worker/group/group.py",
+        text="            self._abort.when_set(lambda _: cut(made, ranks))\n",
+        fault="            del made\n",
+        tests=(f"{FAULTS}::test_a_rank_that_hangs_ends_its_group_within_the_lease",),
+    ),
+    Mutant(
+        name="groups: a call of torch's that ends with the group is an error of the script's",
+        file="ps_worker/worker.py",
+        text="            self._group.check()  # it was of",
+        fault="            pass  # it was of",
+        tests=(f"{FAULTS}::test_a_rank_that_hangs_ends_its_group_within_the_lease",),
+    ),
+    Mutant(
         name="groups: of what is reduced on devices the sum is pushed",
         file="ps_worker/group/device_collectives.py",
         text="copy_(total.div_(count), non_blocking=True)",

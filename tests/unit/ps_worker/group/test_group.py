@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ps_wire.errors import GroupBroken
+from ps_wire.errors import ConfigurationRefused, GroupBroken
 from ps_wire.process.ranks import Ranks
 from ps_worker.group import group as module
 from ps_worker.group.group import Group
 from ps_worker.group.rendezvous import Met
 from ps_worker.group.watch import Watch
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 LEASE_S = 10.0
 
@@ -51,6 +51,23 @@ def test_ranks_that_take_longer_than_a_lease_to_connect_are_not_silent(monkeypat
         assert group.healthy
     finally:
         group.leave()
+
+
+def test_a_group_that_is_refused_while_it_forms_leaves_no_thread_behind():
+    store: Any = dist.HashStore()
+    before = set(threading.enumerate())
+
+    with pytest.raises(ConfigurationRefused, match="--group-reduce hosts"):
+        Group(
+            Ranks(rank=0, size=1),
+            Met(hosts=("here",), machines=("m",), store=store),
+            lease_s=LEASE_S,
+            reduce="hosts",
+            asked=lambda: False,
+            torch_group=module.ProcessGroupGloo(dist.PrefixStore("test", store), 0, 1),
+        )
+
+    until(lambda: not [it for it in threading.enumerate() if it not in before], "its threads have ended")
 
 
 class Waited:
