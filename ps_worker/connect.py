@@ -295,6 +295,7 @@ def _meet(
         torch_group=process_group,
         pipeline=chosen.pipeline,
         hosts_shards=hosts_shards,
+        given=chosen.alike,
     )
     if chosen.ranks.leads:
         size, how = chosen.ranks.size, group.how

@@ -105,6 +105,19 @@ class Settings:
         return self.wire_dtype is WireDtype.FP32
 
     @property
+    def alike(self) -> dict[str, str]:
+        """The settings that all ranks of a group have to have alike, by option."""
+        return {
+            "--pipeline-stages": str(self.ranks.size if self.pipeline else 1),
+            "--group-reduce": self.group_reduce,
+            "--consistency": str(self.consistency),
+            "--num-workers": f"{self.min_workers}:{self.num_workers}".removeprefix("0:"),
+            "--nonfinite": self.nonfinite.value,
+            "--wire-dtype": self.wire_dtype.value,
+            "--lease": f"{self.lease_s:g}",
+        }
+
+    @property
     def one_host(self) -> str:
         """Why the ranks of this worker may not be on several hosts; "": they may."""
         if self.tls_dir is None or self.insecure_group:

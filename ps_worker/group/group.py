@@ -20,7 +20,7 @@ from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
-from ps_worker.group import bounded_group, gpus
+from ps_worker.group import alike, bounded_group, gpus
 from ps_worker.group.abort import Abort
 from ps_worker.group.beside import Beside
 from ps_worker.group.channel import TAG, Channel, Wires, cut
@@ -74,6 +74,7 @@ class Group:
         torch_group: dist.ProcessGroup | None = None,
         pipeline: bool = False,
         hosts_shards: bool = False,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         """Connects to the other ranks, and waits until they have.
 
@@ -86,9 +87,11 @@ class Group:
             torch_group: that the script has made of these ranks.
             pipeline: the ranks are the stages of a pipeline, and reduce nothing.
             hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
+            given: settings that all ranks have to have alike, by option.
 
         Raises:
             GroupBroken: a rank has gone meanwhile.
+            JobMismatch: they are not alike; on all ranks.
             ConfigurationRefused: the way to reduce that is wanted is not there; on all ranks.
             UsageError: stages cannot send over the process groups that the script has made.
         """
@@ -126,6 +129,7 @@ class Group:
         self.hosts = Hosts(met.machines)
         self._gpus = gpus.here()
         try:
+            alike.check(self.channel, met.hosts, given or {})
             self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
             self.on_gpus = self.how == NCCL or (
                 reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)
@@ -169,7 +173,7 @@ class Group:
             plan: how it is cut.
             stage: what this rank holds of it; None: all of it.
             consistency: between workers.
-            rider: what goes along with the header of each step of ranks that have all of it.
+            rider: what goes along with the header of each step, or with the words of stages on their weights.
             max_norm: to which such ranks clip their mean; None: they do not.
 
         Returns:
@@ -179,7 +183,9 @@ class Group:
             return partial(self._reducer, table, rider, max_norm)
 
         def make(gradients: FlatGradients, *_: object) -> StageTraffic:
-            return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage, consistency)
+            return StageTraffic(
+                self.channel, self.ending, table, gradients.tensors, plan, stage, consistency, rider
+            )
 
         return make
 

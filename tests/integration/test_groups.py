@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.faults.links import UNSHARE, refusal
-from tests.until import LIMIT_S
+from tests.faults import apart
+from tests.faults.links import refusal
+from tests.faults.restarting import Restarting
 
 from . import going_on, ranks_apart
 from .groups import SCRIPT, start_groups, start_rank
@@ -95,21 +95,16 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
 
 
 def test_ranks_on_two_hosts_take_the_same_steps_and_send_each_link_what_one_rank_would(
-    tmp_path: Path,
+    spawn: Start, tmp_path: Path
 ) -> None:
     """No address but that of the server is named. Of four ranks two are on each host, and sum there first."""
     size = 4
     if (why := refusal()) is not None:
         pytest.skip(why)
-    done = subprocess.run(
-        [*UNSHARE, sys.executable, "-m", "tests.integration.ranks_apart", str(tmp_path), str(size)],
-        capture_output=True,
-        text=True,
-        timeout=3 * LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    words = apart.command("tests.integration.ranks_apart", str(tmp_path), str(size))
+    done = spawn(*words, **apart.ENVIRONMENT)
+    assert done.wait_end() == 0, done.text
+    found = json.loads(done.lines[-1])
     assert found["codes"] == [0] * size, found["said"]
     assert "gradients are reduced over hosts" in found["said"][0]
     rows = [torch.load(tmp_path / f"0-{rank}.pt") for rank in range(size)]
@@ -349,7 +344,10 @@ def test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches(
 def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_the_same_bits(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
-    """Two groups of two: each rank with its own generators, buffers, and what it has registered."""
+    """Two groups of two: each rank with its own generators, buffers, and what it has registered.
+
+    Going on, they take a rolling restart of both servers in their stride.
+    """
     options = "--snapshot-dir", f"{tmp_path}/snapshots", "--snapshot-every", "5steps"
     script, folder, job = str(Path(going_on.__file__)), str(tmp_path), fresh_job()
     servers = Servers(spawn, 1, *options)
@@ -358,9 +356,17 @@ def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_t
     for process in (*servers.processes, *groups[0], *groups[1]):
         process.kill()
 
-    servers = Servers(spawn, 2, *options)
-    assert end_all(start_groups(spawn, servers, script, folder, "more", job=job)) == [0] * 4
-    servers.close()
+    restarting = Restarting(spawn, tmp_path / "snapshots", *options[2:])
+    (tmp_path / "halts").touch()
+    groups = start_groups(spawn, restarting, script, folder, "more", job=job)
+    groups[0][0].wait_line("^halts")
+    for shard in range(2):
+        restarting.processes[shard].signal(signal.SIGTERM)
+        assert restarting.processes[shard].wait_end() == 0
+        restarting.again(shard)
+    (tmp_path / "goes on").touch()
+    assert end_all(groups) == [0] * 4
+    restarting.close()
     steps = going_on.steps_of(tmp_path)
     assert steps > going_on.MORE
     assert end_all(start_groups(spawn, cluster, script, folder, str(steps))) == [0] * 4
