@@ -14,6 +14,7 @@ by the script's thread.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,7 @@ class GroupCapture:
         self._channel = channel
         self._promises = promises
         self._mine: dict[str, _Captured] = {}
+        self._asking = threading.Lock()  # headers of two tables may be said at once; guards `asked`
         self._wanted = 0
 
     @property
@@ -93,8 +95,9 @@ class GroupCapture:
             captured, mine = promise().captured, self._mine.get(kind)
             known = None if cut is None else [cut.number, sorted(cut.steps.items())]
             said[kind] = {"cut": known, "gathers": None}
-            if mine is not None and mine.number == captured and not mine.asked:  # else it was given up
-                mine.asked, said[kind]["gathers"] = True, captured
+            with self._asking:
+                if mine is not None and mine.number == captured and not mine.asked:  # else it was given up
+                    mine.asked, said[kind]["gathers"] = True, captured
         return said
 
     def hear(self, said: Sequence[Fields], channel: Channel) -> None:
