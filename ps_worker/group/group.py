@@ -177,7 +177,7 @@ class Group:
             plan: how it is cut.
             stage: what this rank holds of it; None: all of it.
             consistency: between workers.
-            rider: what goes along with the header of each step of ranks that have all of it.
+            rider: what goes along with the header of each step, or with the words of stages on their weights.
             max_norm: to which such ranks clip their mean; None: they do not.
 
         Returns:
@@ -187,7 +187,9 @@ class Group:
             return partial(self._reducer, table, rider, max_norm)
 
         def make(gradients: FlatGradients, *_: object) -> StageTraffic:
-            return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage, consistency)
+            return StageTraffic(
+                self.channel, self.ending, table, gradients.tensors, plan, stage, consistency, rider
+            )
 
         return make
 

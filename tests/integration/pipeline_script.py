@@ -104,6 +104,8 @@ def main() -> None:
         dies = worker.rank == worker.group_rank == 1
         if dies and "dies in its schedule" in words:
             die_in_third_schedule(model)
+        draws = torch.Generator().manual_seed(worker.group_rank)  # each step draws once
+        worker.register_state("draws", draws)
         steps += worker.step if "more" in words else 0
         losses = []
         while worker.step < steps:
@@ -112,6 +114,7 @@ def main() -> None:
             losses.append(
                 pipe.step(*batch, loss_fn=LOSS).item() if parts else by_micro_batches(model, *batch)
             )
+            torch.rand(1, generator=draws)
             if "print" in words:
                 print("step", len(losses), flush=True)
             if dies and len(losses) == 3 and "dies before its push" in words:
@@ -130,6 +133,7 @@ def main() -> None:
                 "losses": losses,
                 "state": state,
                 "cuts": parts,
+                "draw": torch.rand(1, generator=draws).item(),
                 "devices": {it.device for it in state.values()},
             },
             folder / f"{worker.rank}-{worker.group_rank}.pt",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.faults.links import UNSHARE, refusal
+from tests.faults import apart
+from tests.faults.links import refusal
 from tests.faults.restarting import Restarting
-from tests.until import LIMIT_S
 
 from . import going_on, ranks_apart
 from .groups import SCRIPT, start_groups, start_rank
@@ -94,21 +92,16 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
 
 
 def test_ranks_on_two_hosts_take_the_same_steps_and_send_each_link_what_one_rank_would(
-    tmp_path: Path,
+    spawn: Start, tmp_path: Path
 ) -> None:
     """No address but that of the server is named. Of four ranks two are on each host, and sum there first."""
     size = 4
     if (why := refusal()) is not None:
         pytest.skip(why)
-    done = subprocess.run(
-        [*UNSHARE, sys.executable, "-m", "tests.integration.ranks_apart", str(tmp_path), str(size)],
-        capture_output=True,
-        text=True,
-        timeout=3 * LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    words = apart.command("tests.integration.ranks_apart", str(tmp_path), str(size))
+    done = spawn(*words, **apart.ENVIRONMENT)
+    assert done.wait_end() == 0, done.text
+    found = json.loads(done.lines[-1])
     assert found["codes"] == [0] * size, found["said"]
     assert "gradients are reduced over hosts" in found["said"][0]
     rows = [torch.load(tmp_path / f"0-{rank}.pt") for rank in range(size)]

@@ -180,8 +180,8 @@ MUTANTS = (
     Mutant(
         name="groups: a rank captures for a cut that its leader has given up",
         file="ps_worker/membership/snapshot_promise.py",
-        text="            self._number = self._cut = None\n            if cut is not None:\n",
-        fault="            if cut is not None:\n",
+        text="            self._number = self._cut = None\n            if cut is None:\n",
+        fault="            if cut is None:\n",
         tests=(
             f"{PROMISE}::test_a_rank_captures_where_its_leader_has_foretold_and_no_cut_that_was_given_up",
         ),
@@ -220,6 +220,20 @@ MUTANTS = (
         text="Mode.WATCHING if any(written) else Mode.WAITING",
         fault="Mode.WAITING",
         tests=(f"{GROUPS}::test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on",),
+    ),
+    Mutant(
+        name="groups: a process that comes to a group which trains waits until the start limit",
+        file="ps_server/coordinator/meetings.py",
+        text="            meeting.check_free(guest, holder, self._clock())\n",
+        fault="            assert holder\n",
+        tests=(MEETINGS,),
+    ),
+    Mutant(
+        name="groups: a process of a group that is about to end, and forms again, is refused",
+        file="ps_server/coordinator/meetings.py",
+        text="max(ENDS_LEASES * held.lease_s, SILENT_S)",
+        fault="SILENT_S",
+        tests=(MEETINGS,),
     ),
     Mutant(
         name="groups: a rank that was not there takes rank 0's generators",

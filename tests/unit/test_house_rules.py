@@ -25,11 +25,11 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "command",
-    [("lint-imports",), ("mypy",), ("ruff", "check", "."), ("ruff", "format", "--check", ".")],
+    [("lint-imports",), ("ruff", "check", "."), ("ruff", "format", "--check", ".")],
     ids=" ".join,
 )
 def test_the_checkers_are_content(command):
-    """Imports point one way, types are strict, style is the house's."""
+    """Imports point one way, style is the house's; `tests/typing` asks mypy, once for all that it reads."""
     outcome = tool(*command)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 

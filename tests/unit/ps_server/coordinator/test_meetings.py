@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from ps_server.coordinator.meetings import KEPT_S, MAX_MEETINGS, MAX_WORKER, SILENT_S, Guest, Meetings
+from ps_server.coordinator.meetings import (
+    KEPT_S,
+    MAX_MEETINGS,
+    MAX_WORKER,
+    SILENT_S,
+    Guest,
+    Held,
+    Meetings,
+)
 from ps_wire.errors import ConfigurationRefused, JobFull, JobMismatch, UsageError, WorkerNumberTaken
 
 
@@ -71,6 +79,33 @@ async def test_one_that_has_stopped_asking_makes_room() -> None:
     meeting = await meetings.meet("job", 0, guest(1, process="new"), wait_s=0)
 
     assert [one.process for one in meeting.guests] == ["new"]
+
+
+async def test_one_that_comes_to_a_group_that_trains_is_told_so_and_refused_when_that_does_not_end() -> None:
+    """Its processes may be about to end: then they form it again with this one."""
+    clock = Clock()
+    meetings = Meetings(clock)
+    trains: list[Held] = [Held(holder="worker 3 (host a, pid 7)", lease_s=10)]
+
+    def held() -> Held | None:
+        return trains[0] if trains else None
+
+    for _ in range(5):  # for two leases
+        meeting = await meetings.meet("job", 3, guest(1), wait_s=0, held=held)
+        assert "here: rank 1 on host1; worker 3 (host a, pid 7) trains" in meeting.missing(held())
+        clock.now_s += 5
+    with pytest.raises(WorkerNumberTaken, match=r"worker 3 \(host a, pid 7\) trains, and has its rank 1"):
+        await meetings.meet("job", 3, guest(1), wait_s=0, held=held)
+
+    await meetings.meet("job", 3, guest(1), wait_s=0, held=held)  # comes anew
+    trains[0] = Held(holder="worker 3", lease_s=0)  # it may have gone: nobody would know
+    for _ in range(6):
+        clock.now_s += 5
+        await meetings.meet("job", 3, guest(1), wait_s=0, held=held)
+    trains.clear()
+    clock.now_s += 2
+    meeting = await meetings.meet("job", 3, guest(0), wait_s=0, held=held)
+    assert meeting.complete.is_set()
 
 
 async def test_ranks_of_groups_of_different_size_are_refused() -> None:
