@@ -339,6 +339,8 @@ class JobLink:
     def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> pb.EpochReply:
         """Whether the script's loop is to begin an epoch; `last` is set where it is not.
 
+        Where this worker joined again meanwhile, and its loop is to go elsewhere, nothing is begun.
+
         Args:
             epoch: its number.
             loop: number of the loop, from 0.
@@ -353,6 +355,8 @@ class JobLink:
             except Evicted as error:
                 self.rejoiner.refused(error)
                 self._listener.announce()
+                if not self._listener.arrived():  # else the job would have an epoch that nobody begins
+                    return pb.EpochReply()
 
     def stop_job(self, reason: str) -> pb.EpochReply:
         """Ends the job for all after the same epoch; see `begin_epoch` for errors."""
