@@ -241,4 +241,11 @@ MUTANTS = (
         fault='watched.thread("watch", self._look, log=logger)',
         tests=("tests/unit/ps_lab/status/test_watch.py",),
     ),
+    Mutant(
+        name="manifests: those that wait hold threads that other jobs need",
+        file="ps_server/shard/service.py",
+        text="                pool = self._manifests if file.name == MANIFEST else None\n",
+        fault="                pool = None\n",
+        tests=("tests/unit/ps_server/shard/test_service.py",),
+    ),
 )
