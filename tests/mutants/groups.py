@@ -24,6 +24,20 @@ STAGING = "tests/contracts/test_staging.py"
 
 MUTANTS = (
     Mutant(
+        name="groups: ranks are silent while the one that looks is held up itself",
+        file="ps_worker/group/watch.py",
+        text="            seen_s = since_s + late_s if sign == last else now_s\n",
+        fault="            seen_s = since_s if sign == last else now_s\n",
+        tests=(f"{WATCH}::test_time_in_which_a_rank_did_not_look_itself_is_no_silence_of_others",),
+    ),
+    Mutant(
+        name="groups: a store that was not asked is silent",
+        file="ps_worker/group/watch.py",
+        text="        finally:\n            self._asked_s = None\n",
+        fault="        finally:\n            pass\n",
+        tests=(f"{WATCH}::test_a_rank_that_asks_nothing_for_a_while_takes_no_store_for_silent",),
+    ),
+    Mutant(
         name="groups: a rank with another setting than rank 0 goes on",
         file="ps_worker/group/alike.py",
         text="            if one.get(name) != first:\n",
@@ -342,8 +356,8 @@ MUTANTS = (
     Mutant(
         name="groups: a silent rank is not missed",
         file="ps_worker/group/watch.py",
-        text="            elif now_s - since_s > self._silent_s:\n",
-        fault="            elif False:\n",
+        text="            if now_s - seen_s > self._silent_s:\n",
+        fault="            if False:\n",
         tests=(f"{WATCH}::test_a_rank_that_is_silent_for_half_a_lease_ends_the_group_and_is_named",),
     ),
     Mutant(
