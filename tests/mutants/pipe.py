@@ -252,4 +252,14 @@ MUTANTS = (
         fault='else torch.empty_like(tensor, device="cpu")',
         tests=("tests/unit/ps_worker/group/test_bounded_group.py",),
     ),
+    Mutant(
+        name="pipeline: a block that comes to another stage begins with fresh values",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        self._check_values(kept)\n",
+        fault="",
+        tests=(
+            "tests/unit/ps_worker/pipeline/test_pipeline.py"
+            "::test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused",
+        ),
+    ),
 )
