@@ -140,6 +140,7 @@ def test_time_in_which_a_rank_did_not_look_itself_is_no_silence_of_others() -> N
     """Where a machine is paused, or overloaded, all of its ranks are; what comes then counts again."""
     group = Group(3)
     group.pass_time(1)
+    group.watches[0].look()  # it has seen the newest signs of all
 
     group.now_s += 3 * LEASE_S
     group.watches[0].look()
