@@ -197,7 +197,7 @@ def test_the_first_failure_ends_every_wait_and_every_callback_once():
     with pytest.raises(ConnectionLost) as caught:
         it.note([push(1)])
     assert caught.value is first
-    assert not it.expects(answer(0, 1, kind=wire.Kind.PULLED))
+    assert not it.expected(answer(0, 1, kind=wire.Kind.PULLED))
 
 
 def test_who_has_joined_again_has_nothing_under_way():
