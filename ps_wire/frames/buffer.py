@@ -6,39 +6,22 @@ import warnings
 
 import torch
 
+from ps_wire.frames.shared_place import SharedPlace
+
 with warnings.catch_warnings():  # torch says once that it cannot write to bytes; nobody here does
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
-class Place:
-    """Memory in which one payload after the other lies, and the tensor over it, made once.
-
-    A tensor that goes lets go of the interpreter, and waits for it again: where several threads want it, that
-    takes longer than all else that a frame costs (0.1 to 0.3 ms).
-    """
-
-    __slots__ = ("_memory", "_tensors")
-
-    def __init__(self, memory: memoryview) -> None:
-        """Keeps the memory alive."""
-        self._memory = memory
-        self._tensors: dict[torch.dtype, torch.Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._memory)
-
-    def tensor(self, dtype: torch.dtype) -> torch.Tensor:
-        """A 1-D tensor over it, the same each time; it must only be read."""
-        made = self._tensors.get(dtype)
-        if made is None:
-            made = self._tensors[dtype] = torch.frombuffer(self._memory, dtype=dtype)
-        return made
-
-
-def as_tensor(payload: bytes | memoryview | Place, dtype: torch.dtype) -> torch.Tensor:
+def as_tensor(payload: bytes | memoryview | SharedPlace, dtype: torch.dtype) -> torch.Tensor:
     """A 1-D tensor over a payload; it must only be read, and keeps the payload alive."""
-    return payload.tensor(dtype) if isinstance(payload, Place) else torch.frombuffer(payload, dtype=dtype)
+    if isinstance(payload, SharedPlace):
+        return payload.seen_as(dtype, _tensor)
+    return _tensor(payload, dtype)
+
+
+def _tensor(payload: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(payload, dtype=dtype)
 
 
 def bytes_of(values: torch.Tensor) -> memoryview:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
-
-if TYPE_CHECKING:
-    from ps_wire.frames.buffer import Place
+from ps_wire.frames.shared_place import SharedPlace
 
 MAGIC = 0x31765350  # b"PSv1" in little endian
 PROTOCOL = 3
@@ -107,7 +104,7 @@ class Frame:
     weight: float = 1.0
     meta: bytes | memoryview = _NONE
     payload: bytes | memoryview = _NONE
-    terms: tuple[memoryview | Place, ...] = ()
+    terms: tuple[memoryview | SharedPlace, ...] = ()
     descriptors: tuple[int, ...] = ()
 
     @property

@@ -154,9 +154,9 @@ def _counted(step: torch.Tensor) -> float:
     """Counts one more step, where torch has the number; returns it."""
     if step.dtype is not torch.float32 or not step.is_cpu:
         return float(step.add_(1).item())
-    number = ctypes.c_float.from_address(step.data_ptr())
-    number.value += 1.0
-    return number.value
+    number = (ctypes.c_float * 1).from_address(step.data_ptr())
+    number[0] += 1.0
+    return number[0]
 
 
 @cache

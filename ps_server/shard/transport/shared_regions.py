@@ -23,9 +23,9 @@ from ps_server.shard.table.double_buffer import DoubleBuffer
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import FrameRefused
 from ps_wire.frames import frame as wire
-from ps_wire.frames.buffer import Place
 from ps_wire.frames.carrier import Message, Outlet
 from ps_wire.frames.lists import partitions
+from ps_wire.frames.shared_place import SharedPlace
 from ps_wire.process import kernels, trace
 from ps_wire.sockets.shared_memory import Layout, attach
 from ps_wire.spec.codec import AS_THEY_ARE
@@ -42,10 +42,10 @@ class _Regions:
     weights: memoryview | None
     mapped: bool  # the worker maps the shard's halves
     ranks: tuple[memoryview, ...]  # gradients of each rank of its group
-    own: dict[int, tuple[Place, ...]] = field(default_factory=dict)  # of gradients, by partition
-    of_ranks: dict[int, tuple[Place, ...]] = field(default_factory=dict)
+    own: dict[int, tuple[SharedPlace, ...]] = field(default_factory=dict)  # of gradients, by partition
+    of_ranks: dict[int, tuple[SharedPlace, ...]] = field(default_factory=dict)
 
-    def terms(self, partition: int, *, of_ranks: bool) -> tuple[Place, ...]:
+    def terms(self, partition: int, *, of_ranks: bool) -> tuple[SharedPlace, ...]:
         """Where the terms of a gradient lie, one or those of all ranks: the same objects each time."""
         if of_ranks and not self.ranks:
             raise FrameRefused("this connection shares no memory of the ranks of a group")
@@ -53,7 +53,7 @@ class _Regions:
         places = known.get(partition)
         if places is None:
             regions = self.ranks if of_ranks else (self.gradients,)
-            places = known[partition] = tuple(Place(self.place(it, partition)) for it in regions)
+            places = known[partition] = tuple(SharedPlace(self.place(it, partition)) for it in regions)
         return places
 
     def place(self, region: memoryview, partition: int) -> memoryview:
