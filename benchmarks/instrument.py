@@ -33,11 +33,11 @@ from ps_lab.compare.results import read_run
 from ps_lab.compare.sentences import SPEED, findings
 from ps_lab.experiments.experiment import parse
 from ps_lab.experiments.plan import Run
-from ps_lab.simulate.closed_forms import mean_tau, step_s, tau_bound
+from ps_lab.simulate.closed_forms import mean_tau, step_s
 from ps_lab.simulate.costs import Costs
 from ps_lab.simulate.engine import Setup, Simulation
 from ps_lab.simulate.fit import validate
-from ps_wire.spec import consistency
+from ps_wire.spec import consistency, staleness
 from ps_wire.spec.consistency import BSP
 
 HERE = Path(__file__).resolve().parent
@@ -175,7 +175,7 @@ def of_run(one: RunFigures) -> dict[str, float]:
         found[f"{name}: step / of theory"] = took_s / theory_s
     if run.model == "asp":
         found[f"{name}: mean tau / (N - 1)"] = tau_in_the_middle(one) / mean_tau(run.workers)
-    bound = tau_bound(model, run.workers)
+    bound = staleness.bound(model, run.workers)
     if bound and one.tau is not None:
         found[f"{name}: largest tau / bound"] = one.tau.max / bound
     return found

@@ -12,8 +12,8 @@
     memory     the most bytes that autograd keeps in the first stage, 1f1b over gpipe
     pss        memory (PSS, after two steps) of the largest of 4 stages over that of a worker of one process,
                for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, whose worker of one
-               process and servers take more than 24 GiB; what of it is memory that is not shared (anon),
-               shared with servers (shmem), or of programs (file)
+               process and server take 24 GiB; without `--width` as wide as there is room for here. What of
+               it is memory that is not shared (anon), shared with servers (shmem), or of programs (file)
 """
 
 import argparse
@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ps_lab.bench import usage
 from ps_lab.bench.parties import interleave
 from ps_lab.bench.session import ProcessPlan, Session
 from ps_lab.cluster.cluster import command_path, free_ports
@@ -39,6 +40,8 @@ from ps_worker.pipeline.timetable import formula
 
 STAGE = Path(__file__).with_name("pipeline_stage.py")
 MICROBATCHES, STEPS, LIMIT_S = 8, 2, 300.0
+LAYERS, WORDS, POSITIONS, WIDTH, HEAD = 48, 50257, 1024, 1600, 64  # gpt2-xl
+NEEDED = 4.6  # times its parameters: a worker of one process and its server, 4.2 when it was measured
 SLEEPING = """
 import sys, time, torch, ps_worker as ps
 FORWARD_S, BACKWARD_S, MICROBATCHES, STEPS = 0.05, 0.1, 8, 4
@@ -117,8 +120,8 @@ WEIGHING = """
 import re, sys, torch, ps_worker as ps
 from torch import nn
 from torch.nn import functional as F
-WIDTH, LAYERS, WORDS, POSITIONS, CONTEXT, MICROBATCHES = int(sys.argv[1]), 48, 50257, 1024, 8, 4
-HEADS = WIDTH // 64
+WIDTH, LAYERS, WORDS, POSITIONS, HEAD = map(int, sys.argv[1:])
+CONTEXT, MICROBATCHES, HEADS = 8, 4, WIDTH // HEAD
 
 class Block(nn.Module):
     def __init__(self):
@@ -271,12 +274,26 @@ def memory(stages: int) -> dict[str, object]:
     return {"kept": kept, "share": kept["1f1b"] / kept["gpipe"]}
 
 
-def pss(stages: int, width: int) -> dict[str, object]:
+def width_for(available_bytes: int) -> int:
+    """The widest such model of which a worker of one process and its server fit into so much memory."""
+    widths = range(HEAD, WIDTH + 1, HEAD)
+    fit = [it for it in widths if NEEDED * 4 * _numbers(it) + 2**30 <= available_bytes]
+    return max(fit, default=HEAD)
+
+
+def _numbers(width: int) -> int:
+    """How many its parameters are, but for biases and norms."""
+    return width * (LAYERS * 12 * width + WORDS + POSITIONS)
+
+
+def pss(stages: int, width: int | None) -> dict[str, object]:
     """See `--what pss`."""
+    width = width or width_for(usage.available_bytes() or 0)
+    shape = [str(it) for it in (width, LAYERS, WORDS, POSITIONS, HEAD)]
     kinds = "pss", "pss_anon", "pss_file", "pss_shmem"
-    said = _output(WEIGHING, stages, str(width))
+    said = _output(WEIGHING, stages, *shape)
     parts = sorted(zip(*(_figures(kind, said) for kind in kinds), strict=True))
-    said = _output(WEIGHING, 1, str(width))
+    said = _output(WEIGHING, 1, *shape)
     (whole,) = zip(*(_figures(kind, said) for kind in kinds), strict=True)
     return {
         "width": width,
@@ -299,13 +316,13 @@ def _figures(word: str, said: str) -> list[float]:
     return found
 
 
-def _output(text: str, stages: int, argument: str) -> str:
+def _output(text: str, stages: int, *arguments: str) -> str:
     """What the processes of a script say."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(text)
         words = [command_path("ps-lab"), "launch", "--num-servers", "1", "--num-workers", "1"]
-        words += ["--pipeline-stages", str(stages), str(script), argument]
+        words += ["--pipeline-stages", str(stages), str(script), *arguments]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
@@ -320,7 +337,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--width", type=int, default=832)
+    parser.add_argument("--width", type=int)
     options = parser.parse_args()
     if options.what == "step":
         figures = step(options.stages, options.rounds)

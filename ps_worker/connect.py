@@ -144,7 +144,8 @@ def connect(
         group_size: processes (ranks) that are this worker together; see `docs/groups.md`. Which one this
             process is says its launcher: `ps-worker --nproc`, torchrun or srun. Default: 1.
         group_reduce: how they reduce their gradients: `shm`, in shared memory, `gloo`, over loopback or,
-            between hosts, the network, or `auto`, the first that is there. Default: auto.
+            between hosts, the network, `hosts`, on each host first, `nccl`, on GPUs of which each rank has
+            one of its own, or `auto`, what is there. Default: auto.
         insecure_group: with `tls_dir`, ranks may be on several hosts, though what they send each other is not
             encrypted. Default: False.
         process_group: a process group that the script has made: its ranks are the worker.
@@ -294,11 +295,13 @@ def _meet(
         torch_group=process_group,
         pipeline=chosen.pipeline,
         hosts_shards=hosts_shards,
+        given=chosen.alike,
     )
     if chosen.ranks.leads:
         size, how = chosen.ranks.size, group.how
         where = ", ".join(dict.fromkeys(met.hosts))
-        said = f"group of {size} ranks on {where}: gradients are reduced over {how}, by their owners"
+        gpus = "; of tables on GPUs over nccl, there" if group.on_gpus and how != "nccl" else ""
+        said = f"group of {size} ranks on {where}: gradients are reduced over {how}, by their owners{gpus}"
         if chosen.pipeline:
             said = f"pipeline of {size} processes on {where}"
         own = f"; each rank has a server in its process: {','.join(chosen.servers)}" if hosts_shards else ""

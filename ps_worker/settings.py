@@ -29,7 +29,7 @@ RETRY_LIMIT_S = 30.0
 WAIT_S = 0.0
 METRICS_HOST = "127.0.0.1"
 NO_STRAGGLERS = StragglerProfile()
-REDUCES = ("auto", "shm", "gloo", "hosts")  # ways in which ranks of a group reduce their gradients
+REDUCES = ("auto", "shm", "gloo", "hosts", "nccl")  # ways in which ranks of a group reduce their gradients
 ON = ("1", "true", "yes", "on")  # what a switch may be set to, as the command's own
 LEASE_S = 10.0  # five heartbeats; few calls hold Python's interpreter for so long
 
@@ -103,6 +103,19 @@ class Settings:
     def shares(self) -> bool:
         """Whether gradients and weights may lie in memory that servers map: they have the table's dtype."""
         return self.wire_dtype is WireDtype.FP32
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """The settings that all ranks of a group have to have alike, by option."""
+        return {
+            "--pipeline-stages": str(self.ranks.size if self.pipeline else 1),
+            "--group-reduce": self.group_reduce,
+            "--consistency": str(self.consistency),
+            "--num-workers": f"{self.min_workers}:{self.num_workers}".removeprefix("0:"),
+            "--nonfinite": self.nonfinite.value,
+            "--wire-dtype": self.wire_dtype.value,
+            "--lease": f"{self.lease_s:g}",
+        }
 
     @property
     def one_host(self) -> str:

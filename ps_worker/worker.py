@@ -636,6 +636,8 @@ class Worker:
     ) -> None:
         self._interrupted = isinstance(error, KeyboardInterrupt)
         self.leave(reason_of(error))
+        if isinstance(error, RuntimeError) and self._group is not None:
+            self._group.check()  # it was of a call of torch.distributed, which ended with the group
 
     # -- inside ----------------------------------------------------------------------------------------
 

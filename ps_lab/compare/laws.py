@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from ps_lab.compare.results import Recording, RunData
 from ps_lab.experiments.experiment import BASELINES
-from ps_wire.spec import consistency
+from ps_wire.spec import consistency, staleness
 from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 
 CLOCKS_DIFFER_S = 0.01  # of two processes on one host, whose times come from two readings of its clock
@@ -59,13 +59,8 @@ def verdicts(data: RunData) -> tuple[Verdict, ...]:
 
 
 def bound_on_tau(model: str, num_workers: int) -> int | None:
-    """The largest tau that a model allows, with constant members; None: it has no bound."""
-    if model in BASELINES:
-        return 0
-    parsed = consistency.parse(model)
-    if isinstance(parsed, SSP):
-        return (2 * parsed.staleness + 1) * (num_workers - 1)
-    return 0 if isinstance(parsed, BSP) else parsed.max_delay
+    """`staleness.bound` of a model, or of a baseline, in which nobody is ever behind."""
+    return 0 if model in BASELINES else staleness.bound(consistency.parse(model), num_workers)
 
 
 def _law_5(model: Consistency, recorded: tuple[Recording, ...]) -> Verdict:

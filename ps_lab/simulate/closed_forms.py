@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
+from ps_wire.spec.consistency import ASP, BSP, Consistency
 from ps_wire.spec.stragglers import Bursty, Constant, Exponential, Straggler, StragglerProfile, Transient
 
 
@@ -77,22 +77,6 @@ def step_s(
         case _:
             return None
     return None if factor is None else factor * compute_s
-
-
-def tau_bound(consistency: Consistency, num_workers: int) -> int | None:
-    """The largest version staleness that can be, with constant members; None: there is no bound.
-
-    SSP: of each other worker, at most 2s + 1 pushes come between reading and applying (law 6, from the bound
-    on the clock gap of Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
-    server", NIPS 2013).
-    """
-    match consistency:
-        case BSP():
-            return 0
-        case SSP(staleness):
-            return (2 * staleness + 1) * (num_workers - 1)
-        case ASP(max_delay):
-            return max_delay
 
 
 def mean_tau(num_workers: int) -> int:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ps_lab.simulate import closed_forms
 from ps_lab.simulate.engine import SimulatedRun
-from ps_wire.spec.staleness import Staleness, summarize
+from ps_wire.spec.staleness import Staleness, bound, summarize
 
 PARTS = ("compute", "push", "gate", "pull")
 
@@ -80,7 +80,7 @@ def summarized(outcome: SimulatedRun) -> Summary:
         step_s=total_s / len(steps) if len(steps) else math.nan,
         theory_s=closed_forms.step_s(setup.consistency, setup.stragglers, setup.num_workers, mean_s),
         tau=summarize(counts),
-        tau_bound=setup.delay or closed_forms.tau_bound(setup.consistency, setup.num_workers),
+        tau_bound=setup.delay or bound(setup.consistency, setup.num_workers),
         max_gap=int(steps.whole("gap").max()) if len(steps) else 0,
         dropped_share=outcome.dropped / outcome.received if outcome.received else 0.0,
         missed=outcome.missed // setup.num_partitions,

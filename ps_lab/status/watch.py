@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from types import TracebackType
@@ -12,6 +13,9 @@ from ps_lab.status.progress import Meter
 from ps_lab.status.status import Job
 from ps_wire.access.access import OPEN, Access
 from ps_wire.errors import PsError
+from ps_wire.process import watched
+
+logger = logging.getLogger("ps_lab")
 
 LOOK_EVERY_S = 0.5
 
@@ -32,7 +36,7 @@ class Watch:
         self._access = access
         self._meter = Meter()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread = watched.endless_thread("watch", self._look, log=logger, pause=self._closed.wait)
 
     def __enter__(self) -> Self:
         self._thread.start()

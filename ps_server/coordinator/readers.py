@@ -29,7 +29,7 @@ from ps_wire.process import watched
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 
-MAX_READERS = 256
+MAX_READERS = 256  # with one token: who has that of one job keeps no reader from another
 MAX_REQUESTS = 4  # of one reader that wait; then its stream is not read
 JOIN_LIMIT_S = 10.0
 CUT_LIMIT_S = 10.0
@@ -64,12 +64,14 @@ class Readers:
 
     async def serve(self, messages: AsyncIterator[pb.ReadRequest]) -> AsyncGenerator[pb.ReadReply]:
         """A reader's stream, to its end."""
-        if len(self._talking) >= MAX_READERS:
-            error = ConfigurationRefused(f"this service has {MAX_READERS} readers already")
+        bound_to = gatekeeper.bound_to()
+        if sum(it.bound_to == bound_to for it in self._talking.values()) >= MAX_READERS:
+            whose = "this service" if bound_to is None else f"job {bound_to}"
+            error = ConfigurationRefused(f"{whose} has {MAX_READERS} readers already")
             yield pb.ReadReply(refused=refused_to_proto(error))
             return
         number = next(self._numbers)
-        reader = _Reader(self._fleet, self._runners, self._live, number, self._on_join)
+        reader = _Reader(self._fleet, self._runners, self._live, number, self._on_join, bound_to)
         talking = watched.task(
             "serving a reader", reader.talk(messages), log=logger, failed=lambda _: reader.give_up()
         )
@@ -86,6 +88,9 @@ class _Reader:
     """One reader: a task beside its stream's, which is never cancelled, so that what it began it also ends.
 
     Each of its waits has a limit, but that for the next request; `end` is one, too.
+
+    Attributes:
+        bound_to: the job whose token it came with; None: it may read all jobs.
     """
 
     def __init__(
@@ -95,7 +100,9 @@ class _Reader:
         live: LiveExtras,
         number: int,
         on_join: Callable[[str], None],
+        bound_to: str | None,
     ) -> None:
+        self.bound_to = bound_to
         self.replies: asyncio.Queue[pb.ReadReply | None] = asyncio.Queue(1)
         self._fleet = fleet
         self._runners = runners

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 
 import grpc.aio
 
@@ -22,7 +23,7 @@ from ps_server.coordinator.jobs.collectives import Part
 from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
-from ps_server.coordinator.meetings import Guest, Meetings
+from ps_server.coordinator.meetings import Guest, Held, Meetings
 from ps_server.coordinator.member_streams import MemberStreams, worker_status
 from ps_server.coordinator.readers import Readers
 from ps_server.coordinator.recovery import Recovery
@@ -333,9 +334,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             process=request.process,
             address=request.address,
         )
-        meeting = await self._meetings.meet(check_job_name(request.job), request.worker, guest)
+        held = partial(self._held, check_job_name(request.job), request.worker)
+        meeting = await self._meetings.meet(request.job, request.worker, guest, held=held)
         if not meeting.complete.is_set():
-            return pb.MeetReply(missing=meeting.missing())
+            return pb.MeetReply(missing=meeting.missing(held()))
         guests = meeting.guests
         return pb.MeetReply(
             complete=True,
@@ -343,6 +345,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
             hosts=[guest.host for guest in guests],
             machines=[guest.machine for guest in guests],
         )
+
+    def _held(self, job: str, worker: int) -> Held | None:
+        """Who has that number of a worker."""
+        runner = self._runners.get(job)
+        for member in () if runner is None else runner.job.roster.holders(worker):
+            return Held(holder=member.holder, lease_s=member.lease_s)
+        return None
 
     async def Snapshot(
         self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext

@@ -43,6 +43,11 @@ def sees(job: str) -> bool:
     return _caller.get().sees(job)
 
 
+def bound_to() -> str | None:
+    """The job that whoever makes this call has the token of; None: of all."""
+    return _caller.get().job
+
+
 class Gatekeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """The check of each call's token, and whose call it is. Used on the event loop only."""
 

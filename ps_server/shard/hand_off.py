@@ -18,8 +18,8 @@ the coordinator: what that hands off is passed through.
 from __future__ import annotations
 
 import errno
-import json
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from typing import Any, TypeAlias
 import torch
 
 from ps_server.log import logger
+from ps_server.shard import hand_off_file
+from ps_server.shard.hand_off_file import HandOffFile
 from ps_server.shard.job import ShardJob
 from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.machine_state import MachineMember
@@ -36,15 +38,14 @@ from ps_server.shard.state.codec import TableReader, encode
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import ConfigurationRefused, MemoryLimitExceeded, SnapshotCorrupt
 from ps_wire.frames.messages import table_from_proto, table_to_proto
-from ps_wire.snapshot import tensors as snapshot_tensors
-from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.snapshot.writing import sync_folder, write_durably
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 3
+FORMAT = 4
+READ = (3, FORMAT)  # 3 had the same facts, and another form of file
 TRIAL_BYTES = 4096
 FULL = (errno.ENOSPC, errno.EDQUOT)
-FACTS = "hand-off"
+JOB, MORE = "job", "more/"  # tensors' names begin with it: of a job, of what is passed through
 OTHER = "other"  # of a tensor's name: the half that holds the version before
 KEPT = "kept"  # likewise: weights of an older version, which a late worker works on
 
@@ -104,7 +105,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
     Raises:
         PsError, OSError: it cannot be written: the successor begins with nothing.
     """
-    tensors: dict[str, torch.Tensor] = {f"more/{name}": it for name, it in inherited.tensors.items()}
+    tensors: dict[str, torch.Tensor] = {f"{MORE}{name}": it for name, it in inherited.tensors.items()}
     jobs = [dump_job(entry, tensors) for entry in shard.jobs()]
     facts = {
         "format": FORMAT,
@@ -116,8 +117,7 @@ def write(folder: Path, shard: Shard, inherited: Inherited) -> None:
         "jobs": jobs,
         "more": inherited.more,
     }
-    parts = snapshot_tensors.encode(tensors, {FACTS: json.dumps(facts)})
-    write_durably(file_of(folder, shard.index), parts)
+    write_durably(file_of(folder, shard.index), hand_off_file.encode(tensors, facts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ def find(folder: Path, shard: Shard) -> FoundHandOff | None:
         return None
     inherited = None
     try:
-        inherited = _take(TensorFile(path, str(path)), shard)
+        inherited = _take(HandOffFile(path), shard)
     except MemoryLimitExceeded as error:  # the same file fits where there is more
         raise ConfigurationRefused(
             f"the hand-off {path} is kept, and does not fit here: {error.message}; start this server with a "
@@ -200,16 +200,24 @@ def _which(path: Path) -> _File:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _take(file: TensorFile, shard: Shard) -> Inherited:
-    facts: Facts = json.loads(file.facts[FACTS])
-    if (facts["format"], facts["shard"], facts["num_shards"]) != (FORMAT, shard.index, shard.num_shards):
+def _take(file: HandOffFile, shard: Shard) -> Inherited:
+    facts: Facts = file.facts
+    fits = facts["format"] in READ and (facts["shard"], facts["num_shards"]) == (
+        shard.index,
+        shard.num_shards,
+    )
+    if not fits:
         raise SnapshotCorrupt(
             f"it is of shard {facts['shard']}/{facts['num_shards']} in format {facts['format']}; this is "
-            f"shard {shard.index}/{shard.num_shards}, which reads format {FORMAT}"
+            f"shard {shard.index}/{shard.num_shards}, which reads formats {', '.join(map(str, READ))}"
         )
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for name in file:
+        kind, _, rest = name.partition("/")
+        names[rest.partition("/")[0] if kind == JOB else ""].append(name)
     for job in facts["jobs"]:
-        load_job(shard, job, file)
-    passed_on = {name.removeprefix("more/"): file[name].clone() for name in file if name.startswith("more/")}
+        load_job(shard, job, {name: file[name] for name in names[job["name"]]})
+    passed_on = {name.removeprefix(MORE): file[name].clone() for name in names[""] if name.startswith(MORE)}
     inherited = Inherited(
         boot=bytes.fromhex(facts["boot"]),
         coordinator=facts["coordinator"],
@@ -228,7 +236,7 @@ def dump_job(job: ShardJob, tensors: dict[str, torch.Tensor]) -> Facts:
     tables = []
     for number, table in sorted(job.tables.items()):
         own, facts = _dump_table(number, table)
-        tensors |= {f"job/{job.name}/{name}": tensor for name, tensor in own.items()}
+        tensors |= {f"{JOB}/{job.name}/{name}": tensor for name, tensor in own.items()}
         tables.append(facts)
     return {**job.dump(), "tables": tables}
 
@@ -237,10 +245,14 @@ def load_job(shard: Shard, facts: Facts, file: Mapping[str, torch.Tensor]) -> No
     """Puts a job into a shard that does not have it."""
     entry = ShardJob.load(facts)
     shard.put(entry)
-    prefix = f"job/{entry.name}/"
-    own = {key.removeprefix(prefix): file[key] for key in file if key.startswith(prefix)}
+    prefix = f"{JOB}/{entry.name}/"
+    own: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)  # by table
+    for key in file:
+        if key.startswith(prefix):
+            name = key.removeprefix(prefix)
+            own[name.partition("/")[0]][name] = file[key]
     for table in facts["tables"]:
-        _load_table(shard, entry.name, table, own)
+        _load_table(shard, entry.name, table, own[str(table["state"]["table"])])
     entry.load_members(facts)
     for opened in entry.tables.values():
         if opened.started:
@@ -283,35 +295,49 @@ def _load_table(shard: Shard, job: str, facts: Facts, tensors: Mapping[str, torc
     shard.open_table(job, spec, facts["opening"])
     table = shard.table(job, spec.number)
     state = TableReader(spec, [(tensors, facts["state"])]).going_on(table.plan, shard.index)
-    cells = {
-        index: _going_on(index, cell, spec.number, facts, tensors) for index, cell in state.cells.items()
-    }
+    beside = _Beside(facts, spec.number, tensors)
+    cells = {index: beside.going_on(index, cell) for index, cell in state.cells.items()}
     table.load(replace(state, cells=cells, membership_epoch=facts["epoch"]), going_on=True)
     if facts["started"]:
         table.start()
 
 
-def _going_on(
-    index: int, cell: CellState, table: int, facts: Facts, tensors: Mapping[str, torch.Tensor]
-) -> CellState:
-    """A partition with what its part of the facts does not have: what only who goes on at once needs.
+class _Beside:
+    """Facts of partitions that only who goes on at once needs, and a snapshot has not.
 
-    Who is late has to be known before anybody pushes: it may have been told elsewhere where it goes on.
+    By partition, since a table may have 32,768 of them.
     """
-    members = dict(cell.machine.members)
-    for at, worker, values in facts["flags"]:
-        if at == index:
-            members[worker] = replace(members[worker], **dict(zip(FLAGS, values, strict=True)))
-    machine = replace(
-        cell.machine,
-        members=members,
-        chosen=next((frozenset(workers) for at, workers in facts["chosen"] if at == index), None),
-        late=tuple(worker for at, worker in facts["waiting"] if at == index),
-    )
-    prefix = f"{table}/{KEPT}/{index}/"
-    held = replace(
-        cell.tensors,
-        other=tensors.get(f"{table}/{OTHER}/{index}"),
-        kept={int(name.removeprefix(prefix)): tensors[name] for name in tensors if name.startswith(prefix)},
-    )
-    return replace(cell, machine=machine, tensors=held, loaded=index not in facts["unloaded"])
+
+    def __init__(self, facts: Facts, table: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._table = table
+        self._tensors = tensors
+        self._unloaded = set(facts["unloaded"])
+        self._chosen = {index: frozenset(workers) for index, workers in facts["chosen"]}
+        self._flags: defaultdict[int, dict[int, dict[str, bool]]] = defaultdict(dict)
+        for index, worker, values in facts["flags"]:
+            self._flags[index][worker] = dict(zip(FLAGS, values, strict=True))
+        self._late: defaultdict[int, list[int]] = defaultdict(list)
+        for index, worker in facts["waiting"]:
+            self._late[index].append(worker)
+        self._kept: defaultdict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+        prefix = f"{table}/{KEPT}/"
+        for name in tensors:
+            if name.startswith(prefix):
+                index, _, version = name.removeprefix(prefix).partition("/")
+                self._kept[int(index)][int(version)] = tensors[name]
+
+    def going_on(self, index: int, cell: CellState) -> CellState:
+        """A partition with it.
+
+        Who is late has to be known before anybody pushes: it may have been told elsewhere where it goes on.
+        """
+        flags = self._flags[index]
+        members = {
+            worker: replace(member, **flags[worker]) if worker in flags else member
+            for worker, member in cell.machine.members.items()
+        }
+        chosen, late = self._chosen.get(index), tuple(self._late[index])
+        machine = replace(cell.machine, members=members, chosen=chosen, late=late)
+        other = self._tensors.get(f"{self._table}/{OTHER}/{index}")
+        held = replace(cell.tensors, other=other, kept=self._kept[index])
+        return replace(cell, machine=machine, tensors=held, loaded=index not in self._unloaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
 
@@ -15,6 +16,7 @@ from ps_server.shard.state import optimizer_state
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import ServerNotReady
 from ps_wire.frames.frame import FIRST_READER, PROTOCOL
+from ps_wire.snapshot.manifest import MANIFEST
 from ps_wire.v1 import shard_pb2 as pb
 from ps_wire.v1 import shard_pb2_grpc as rpc
 
@@ -31,6 +33,8 @@ class ShardService(rpc.ShardServicer):
         self.ready = False
         self.carriers = tuple(carriers)
         self._shard = shard
+        # Manifests are read one after the other, and those that wait hold no thread of the loop's.
+        self._manifests = ThreadPoolExecutor(1, thread_name_prefix="ps-manifest")
 
     def serve(self, ready: bool) -> None:
         """From now on this shard serves, or does not."""
@@ -89,7 +93,8 @@ class ShardService(rpc.ShardServicer):
             try:
                 async for chunk in chunks:
                     await asyncio.to_thread(arriving.receive, chunk.data)
-                await asyncio.to_thread(arriving.end)
+                pool = self._manifests if file.name == MANIFEST else None
+                await asyncio.get_running_loop().run_in_executor(pool, arriving.end)
             except BaseException:
                 arriving.abandon()
                 raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +41,33 @@ def encode(tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str]) -> Ite
     Raises:
         SnapshotFailed: names and facts are more than a reader takes.
     """
+    sizes = {name: (DTYPES[it.dtype], it.shape, it.nbytes) for name, it in tensors.items()}
+    yield encode_header(sizes, facts)
+    for tensor in tensors.values():
+        yield bytes_of(tensor.contiguous().reshape(-1))
+
+
+def encode_header(sizes: Mapping[str, tuple[str, Sequence[int], int]], facts: Mapping[str, str]) -> bytes:
+    """The beginning of a file; its tensors follow, one behind the other.
+
+    Args:
+        sizes: of each tensor, by name: its dtype as `DTYPES` has it, its shape, its bytes.
+        facts: as in `encode`; it raises what that raises.
+    """
     header: dict[str, object] = {"__metadata__": dict(facts)}
     offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
+    for name, (dtype, shape, nbytes) in sizes.items():
+        end = offset + nbytes
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise SnapshotFailed(
-            f"names and facts of {len(tensors)} tensors take {len(text)} bytes, over {MAX_HEADER_BYTES}: use "
+            f"names and facts of {len(sizes)} tensors take {len(text)} bytes, over {MAX_HEADER_BYTES}: use "
             "more servers, larger buckets and partitions (BucketOptions) or fewer workers"
         )
-    yield struct.pack("<Q", len(text)) + text
-    for tensor in tensors.values():
-        yield bytes_of(tensor.contiguous().reshape(-1))
+    return struct.pack("<Q", len(text)) + text
 
 
 class TensorFile(Mapping[str, torch.Tensor]):

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
@@ -26,6 +28,22 @@ class Staleness:
     mean: float = 0.0
     p99: int = 0
     max: int = 0
+
+
+def bound(consistency: Consistency, num_workers: int) -> int | None:
+    """The largest tau that a model allows, with constant members; None: it has no bound.
+
+    SSP: of each other worker, at most 2s + 1 pushes come between reading and applying (law 6, from the bound
+    on the clock gap of Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
+    server", NIPS 2013).
+    """
+    match consistency:
+        case BSP():
+            return 0
+        case SSP(staleness):
+            return (2 * staleness + 1) * (num_workers - 1)
+        case ASP(max_delay):
+            return max_delay
 
 
 def merge_counts(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:

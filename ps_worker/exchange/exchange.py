@@ -20,6 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from ps_wire.errors import FrameMalformed
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
@@ -89,6 +91,7 @@ class Exchange:
         traffic: TrafficListener | None = None,
         lends: bool = False,
         held: Collection[int] | None = None,
+        device: torch.device | None = None,
         ranks: MakeRanks | None = None,
     ) -> None:
         """Has nothing under way.
@@ -109,12 +112,13 @@ class Exchange:
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             lends: other ranks of its group may map its gradients.
             held: buckets of which this process has parameters; None: all.
+            device: on which ranks of a group reduce gradients and gather weights; None: on the host.
             ranks: makes the traffic between the ranks of a group, of the flat gradients, the partitions, and
                 the number of pieces in each; None: this process is the whole worker.
         """
         self.number = table
         self.plan = plan
-        self.memory = TableMemory(plan, sharing, lends=lends, held=held)
+        self.memory = TableMemory(plan, sharing, lends=lends, held=held, device=device)
         self.gradients = self.memory.gradients
         self.partitions: list[Partition] = self.memory.partitions
         shard_of = [partition.shard for partition in self.partitions]
@@ -156,6 +160,7 @@ class Exchange:
             starts=[layout.start_of(bucket.index) for bucket in self.plan.buckets],
             nbytes=layout.nbytes,
             descriptor=self.memory.gradients_descriptor,
+            on_device=self.memory.on_device,
         )
 
     @property

@@ -314,7 +314,7 @@ class Channel:
             GroupBroken: a rank has gone.
         """
         if sends or receives:
-            self._run(
+            self.run(
                 partial(
                     self._move,
                     [(rank, _sendable(it)) for rank, it in sends if it.numel()],
@@ -343,7 +343,7 @@ class Channel:
 
     def end(self, rank: int, work: Any) -> None:
         """Waits until a transfer to or from a rank is over. Raises what `begin` raises."""
-        self._run(partial(self._wait, [(rank, work)]))
+        self.run(partial(self._wait, [(rank, work)]))
 
     # -- the end ---------------------------------------------------------------------------------------
 
@@ -447,8 +447,16 @@ class Channel:
         self._abort.check()
 
     @waits("the other ranks of its group")
-    def _run(self, call: Callable[[], Result]) -> Result:
-        """Makes a call to other ranks on the thread, and waits for it or for the end of the group."""
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Makes a call that waits for other ranks on the thread, and waits for it or for the group's end.
+
+        Args:
+            call: may hang where a rank has gone; of its errors those of this package come back, and any other
+                ends the group.
+
+        Raises:
+            GroupBroken: the group has ended.
+        """
         outcome, changed = _Outcome(), self._abort.changed
         self._abort.check()
         self._calls.put((call, outcome))

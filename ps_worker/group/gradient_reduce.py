@@ -3,17 +3,18 @@
     shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order; or
             the shard to which it pushes does, if that maps them
     gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order
+    nccl    each rank's gradients are on a GPU of its own: they are reduced there, see `device_collectives.py`
     hosts   on several hosts: on each, for each partition, one rank adds what the host's ranks have, in rank
             order and where it lies, and sends the sum to the owner, which adds sums in the order of hosts
 
 Weights go back point to point, to ranks that do not map them where the servers have them; with `hosts` once
-to each host, and on from there.
+to each host, and on from there; with `nccl` from device to device.
 
 Each partition has one owner (`owners.py`), which pushes and pulls it. The mean is `((g0 + g1) + ...) / G`
 over the ranks that have a gradient in this step, every sum and quotient rounded once, as the servers take it;
 of 16 bits it is taken in float32, and rounded at the end. With `hosts` it is that of hosts' sums, of two
-ranks each `((g0 + g1) + (g2 + g3)) / 4`: other bits. It must not know frames, nor more of a shard than its
-number.
+ranks each `((g0 + g1) + (g2 + g3)) / 4`: other bits; NCCL adds in an order of its own. It must not know
+frames, nor more of a shard than its number.
 
 All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
 says nothing of step v before it has the weights of version v. It says that a bucket is there, and goes on to
@@ -37,11 +38,13 @@ from ps_wire.process.rank_mean import NARROW, rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
 from ps_worker.group.channel import Channel, Said, Saying
+from ps_worker.group.device_collectives import DeviceCalls, DeviceCollectives
 from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent
 from ps_worker.group.owners import owners_of
 from ps_worker.group.step_header import Rider, StepHeader
+from ps_worker.memory.device_memory import DeviceMemory
 
 Present = Sequence[Sequence[bool]]
 Terms = tuple[memoryview, ...]
@@ -66,6 +69,19 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
+class OnDevice:
+    """The device of one rank's table.
+
+    Attributes:
+        calls: to the devices of the other ranks.
+        memory: of the table there.
+    """
+
+    calls: DeviceCalls
+    memory: DeviceMemory
+
+
+@dataclass(frozen=True, slots=True)
 class _Begun:
     bucket: int
     saying: Saying
@@ -82,8 +98,6 @@ class GradientReduce:
         descriptors: by rank, of the memory in which terms lie; none: there are no terms.
     """
 
-    sums = True
-
     def __init__(
         self,
         channel: Channel,
@@ -96,6 +110,7 @@ class GradientReduce:
         owners: Sequence[int] | None = None,
         hosts: Hosts | None = None,
         rider: Rider | None = None,
+        device: OnDevice | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -111,7 +126,9 @@ class GradientReduce:
             owners: by partition, its owner rank; None: as `owners_of` shares them out.
             hosts: of the ranks, each of which sums by itself first; None: owners sum all.
             rider: what goes along with the header of each step; None: nothing does.
+            device: on which ranks reduce, and gather weights; None: they do so on the host.
         """
+        self.sums = device is None
         self._hosts = hosts
         self._lent = lent
         self._channel = channel
@@ -125,6 +142,11 @@ class GradientReduce:
         sizes_bytes = [it.numel * gradients[it.bucket].element_size() for it in partitions]
         self._owners = owners_of(sizes_bytes, self._size) if owners is None else owners
         self.owned = [index for index, owner in enumerate(self._owners) if owner == self._rank]
+        self._collectives: DeviceCollectives | None = None
+        if device is not None:
+            self._collectives = DeviceCollectives(
+                channel, device.calls, device.memory, gradients, partitions, self._owners
+            )
         self._arrived = ArrivedWeights(self._owners, self._rank)
         self.brings = list(range(len(partitions))) if channel.ranks.leads else []
         self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
@@ -204,7 +226,9 @@ class GradientReduce:
         parts = self._of_bucket[bucket]
         own = [it for it in parts if self._owners[it.index] == self._rank]
         terms: Sequence[Terms] = [()] * len(own)
-        if self._hosts is not None:
+        if self._collectives is not None:
+            self._collectives.reduce(bucket, mine=self._header.mine, count=len(self._header.there))
+        elif self._hosts is not None:
             self._sum_by_hosts(self._hosts, parts, own)
         elif apart and self._can_stay_apart(bucket):
             terms = [self._terms_of(it) for it in own]
@@ -349,8 +373,17 @@ class GradientReduce:
         said = self._channel.share(
             f"weights of table {self._table} at clock {step}", self._arrived.wait(arrive, mapped)
         )
-        versions, sees = self._arrived.versions(said), self._arrived.mapped(said)
-        flat = weights()
+        versions = self._arrived.versions(said)
+        if self._collectives is not None:
+            self._collectives.gather(weights())
+        else:
+            self._send(weights(), self._arrived.mapped(said))
+        if self._ending.decided:
+            self._ending.agree()
+        return Versions(newest=versions, clock=step, spread=spread_of(versions))
+
+    def _send(self, flat: Sequence[torch.Tensor], sees: Sequence[Collection[int]]) -> None:
+        """Each owner's weights to ranks that do not see them."""
         ways: list[list[tuple[int, int, torch.Tensor]]] = [[], []]  # source, target: first, and then
         for partition, owner in zip(self._partitions, self._owners, strict=True):
             part = _part(flat, partition)
@@ -362,9 +395,6 @@ class GradientReduce:
                 [(target, part) for source, target, part in way if source == self._rank],
                 [(source, part) for source, target, part in way if target == self._rank],
             )
-        if self._ending.decided:
-            self._ending.agree()
-        return Versions(newest=versions, clock=step, spread=spread_of(versions))
 
     def _hops(self, owner: int, wanting: Sequence[int], turn: int) -> Sequence[Hops]:
         """See `Hosts.hops`; without hosts all of it is sent at once."""

@@ -6,12 +6,13 @@ It must not know jobs beyond the name under which its ranks meet.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
@@ -19,12 +20,13 @@ from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
-from ps_worker.group import bounded_group
+from ps_worker.group import alike, bounded_group, gpus
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
+from ps_worker.group.device_collectives import DeviceCalls
 from ps_worker.group.ending import Ending
-from ps_worker.group.gradient_reduce import GradientReduce
+from ps_worker.group.gradient_reduce import GradientReduce, OnDevice
 from ps_worker.group.hosts import Hosts
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
 from ps_worker.group.lines import connect as connect_lines
@@ -34,7 +36,10 @@ from ps_worker.group.step_header import Rider
 from ps_worker.group.watch import Watch
 
 CALL_LIMIT_S = 86400.0  # of gloo's own, whose end would cut all connections: `Abort` ends waits
-SHM, GLOO, HOSTS = "shm", "gloo", "hosts"  # ways in which ranks reduce their gradients
+SHM, GLOO, HOSTS, NCCL = "shm", "gloo", "hosts", "nccl"  # ways in which ranks reduce their gradients
+AUTO = "auto"
+# Torch's NCCL else ends the process where a rank has gone. Here `Abort` ends waits, and `abort` calls.
+UNWATCHED = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 Traffic: TypeAlias = Callable[
     [FlatGradients, Sequence[Partition], Sequence[int]], GradientReduce | ClippedReduce | StageTraffic
@@ -50,6 +55,7 @@ class Group:
         ending: whether all are to end after a step.
         hosts: of the ranks.
         how: gradients are reduced, in a word: `REDUCES` has what chooses it.
+        on_gpus: each rank can have a GPU of its own: tables that are there are reduced there.
         hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
         torch_group: a process group of torch's with these ranks, for scripts; None: the script has others.
         stages: another one, over which the stages of a pipeline send; None: this is no pipeline.
@@ -66,6 +72,7 @@ class Group:
         torch_group: dist.ProcessGroup | None = None,
         pipeline: bool = False,
         hosts_shards: bool = False,
+        given: Mapping[str, str] | None = None,
     ) -> None:
         """Connects to the other ranks, and waits until they have.
 
@@ -78,9 +85,11 @@ class Group:
             torch_group: that the script has made of these ranks.
             pipeline: the ranks are the stages of a pipeline, and reduce nothing.
             hosts_shards: each rank has the shard of its number in its process, whose partitions it owns.
+            given: settings that all ranks have to have alike, by option.
 
         Raises:
             GroupBroken: a rank has gone meanwhile.
+            JobMismatch: they are not alike; on all ranks.
             ConfigurationRefused: the way to reduce that is wanted is not there; on all ranks.
             UsageError: stages cannot send over the process groups that the script has made.
         """
@@ -90,6 +99,8 @@ class Group:
         self.hosts_shards = hosts_shards
         self._abort = Abort()
         self._made: dist.ProcessGroup | None = None
+        self._met = met
+        self._collectives: DeviceCalls | None = None  # between GPUs; made for the first table there
         try:
             # Kept for as long as its thread may wait in it: it must not be freed while it waits.
             self._wires = _gloo("ranks", met, ranks)
@@ -98,6 +109,7 @@ class Group:
             self._stage_wires = _gloo("stages", met, ranks) if pipeline else None
             lines = connect_lines(ranks, met.store, met.address)  # at last: the channel closes them
         except (RuntimeError, OSError) as error:
+            self._end_torch_group()
             raise GroupBroken(
                 f"rank {ranks.rank} of {ranks.size} cannot connect to the others: {error}"
             ) from None
@@ -112,11 +124,42 @@ class Group:
             on_broken=self._tell,
             look=self._watch.check_answered,
         )
+        if self._made is not None:  # a script that waits in one of its calls is freed, too
+            made: Any = self._made
+            self._abort.when_set(lambda _: cut(made, ranks))
         self._watch.start()
         if self.stages is not None and self._stage_wires is not None:
             self.stages.attach(self._stage_wires, self.channel)
         self.hosts = Hosts(met.machines)
-        self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
+        self._gpus = gpus.here()
+        try:
+            alike.check(self.channel, met.hosts, given or {})
+            self.how = GLOO if pipeline else REDUCES[reduce](self.channel, self.hosts)
+            self.on_gpus = self.how == NCCL or (
+                reduce == AUTO and not pipeline and not gpus.lacking(self.channel, self.hosts, self._gpus)
+            )
+        except BaseException:
+            self.leave()
+            raise
+
+    def device_of(self, table: int, values: Iterable[torch.Tensor]) -> torch.device | None:
+        """The GPU on which a table is reduced. All ranks call it: each of them has one then, or none has.
+
+        Args:
+            table: its number.
+            values: of its parameters.
+
+        Raises:
+            ConfigurationRefused: it is to be one, and is none.
+        """
+        if not self.on_gpus:
+            return None
+        device = gpus.of(values)
+        name = None if device is None else self._gpus[device.index or 0]
+        why = gpus.shared(self.channel, self.hosts, table, name)
+        if why and self._reduce == NCCL:
+            raise ConfigurationRefused(f"table {table} cannot be reduced over {NCCL} (--group-reduce): {why}")
+        return None if why else device
 
     def traffic(
         self,
@@ -134,7 +177,7 @@ class Group:
             plan: how it is cut.
             stage: what this rank holds of it; None: all of it.
             consistency: between workers.
-            rider: what goes along with the header of each step of ranks that have all of it.
+            rider: what goes along with the header of each step, or with the words of stages on their weights.
             max_norm: to which such ranks clip their mean; None: they do not.
 
         Returns:
@@ -144,7 +187,9 @@ class Group:
             return partial(self._reducer, table, rider, max_norm)
 
         def make(gradients: FlatGradients, *_: object) -> StageTraffic:
-            return StageTraffic(self.channel, self.ending, table, gradients.tensors, plan, stage, consistency)
+            return StageTraffic(
+                self.channel, self.ending, table, gradients.tensors, plan, stage, consistency, rider
+            )
 
         return make
 
@@ -162,8 +207,8 @@ class Group:
         Raises:
             ConfigurationRefused: they are to be read where they lie, and a rank has no memory to lend.
         """
-        lent = None
-        if self.how in (SHM, HOSTS):
+        lent, device = None, self._on_device(gradients)
+        if device is None and self.how in (SHM, HOSTS):
             near = self.hosts.near(self.ranks.rank)
             lent = borrow(self.channel, f"table {table}", gradients, near)
         if lent is None and self._reduce in (SHM, HOSTS):
@@ -181,6 +226,7 @@ class Group:
             [it.shard for it in partitions] if self.hosts_shards else None,
             self.hosts if lent is not None and self.how == HOSTS else None,
             rider,
+            device,
         )
         if max_norm is None:
             return reduce
@@ -210,22 +256,37 @@ class Group:
             for wires in (self._wires, self._stage_wires):
                 if wires is not None:
                     cut(wires, self.ranks)
+        if self._collectives is not None:  # also in order: the others have left, or wait for nothing
+            self._collectives.abort()
         self.channel.close()
-        if self._made is not None and self.healthy:
-            if (
-                dist.group.WORLD is self._made
-            ):  # a script may have destroyed it, as Accelerate does at its end
-                dist.destroy_process_group(self._made)
-            self._made = None
+        if self.healthy:
+            self._end_torch_group()
         return all_left
 
+    def check(self) -> None:
+        """Raises GroupBroken where something has ended it."""
+        self.channel.check()
+
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _on_device(self, gradients: FlatGradients) -> OnDevice | None:
+        """Where a table is reduced whose gradients have memory on a GPU."""
+        if gradients.on_device is None:
+            return None
+        if self._collectives is None:
+            self._collectives = _nccl(self._met, self.ranks)
+        return OnDevice(self._collectives, gradients.on_device)
 
     def _tell(self, reason: str) -> str | None:
         said = self._watch.reason()
         if said is None:
             self._watch.tell(reason)
         return said
+
+    def _end_torch_group(self) -> None:
+        if self._made is not None and dist.group.WORLD is self._made:  # else a script has, as Accelerate does
+            dist.destroy_process_group(self._made)
+        self._made = None
 
     def _make_torch_group(self, store: Store, interface: str) -> dist.ProcessGroup | None:
         if dist.is_initialized():
@@ -260,6 +321,14 @@ def _auto(channel: Channel, hosts: Hosts) -> str:
     return (HOSTS if hosts.apart else SHM) if lends else GLOO
 
 
+def _forced_nccl(channel: Channel, hosts: Hosts) -> str:
+    if why := gpus.lacking(channel, hosts, gpus.here()):
+        raise ConfigurationRefused(
+            f"the ranks of this group have not a GPU each (--group-reduce {NCCL}): {why}; use {AUTO}"
+        )
+    return NCCL
+
+
 def _forced_shm(channel: Channel, hosts: Hosts) -> str:
     if hosts.apart or not can_lend(channel):
         raise ConfigurationRefused(
@@ -280,10 +349,11 @@ def _forced_hosts(channel: Channel, hosts: Hosts) -> str:
 
 # What is said in PS_GROUP_REDUCE -> how gradients are reduced; each is called on all ranks.
 REDUCES: Mapping[str, Callable[[Channel, Hosts], str]] = {
-    "auto": _auto,
+    AUTO: _auto,
     SHM: _forced_shm,
     GLOO: lambda *_: GLOO,
     HOSTS: _forced_hosts,
+    NCCL: _forced_nccl,
 }
 
 
@@ -296,14 +366,31 @@ def _gloo(name: str, met: Met, ranks: Ranks) -> Wires:
     return wires
 
 
-@contextmanager
-def _on(interface: str) -> Iterator[None]:
+def _nccl(met: Met, ranks: Ranks) -> DeviceCalls:
+    """Connects when it is first called, on the GPUs that the tensors are on then."""
+    from torch.distributed import ProcessGroupNCCL  # noqa: PLC0415 - not in torch's build for CPUs
+
+    with _set(**UNWATCHED):
+        make: Any = ProcessGroupNCCL
+        made = make(
+            PrefixStore("nccl", met.store), ranks.rank, ranks.size, timeout=timedelta(seconds=CALL_LIMIT_S)
+        )
+    collectives: DeviceCalls = made
+    return collectives
+
+
+def _on(interface: str) -> AbstractContextManager[None]:
     """Gloo takes this interface, unless the environment names one."""
-    if INTERFACE in os.environ:
-        yield
-        return
-    os.environ[INTERFACE] = interface
+    return _set(**{INTERFACE: interface})
+
+
+@contextmanager
+def _set(**variables: str) -> Iterator[None]:
+    """The environment has these, unless it names others."""
+    missing = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(missing)
     try:
         yield
     finally:
-        del os.environ[INTERFACE]
+        for name in missing:
+            os.environ.pop(name, None)  # threads of a test may have had the same idea

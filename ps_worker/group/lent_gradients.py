@@ -25,6 +25,7 @@ from ps_wire.sockets import shared_memory
 from ps_wire.sockets.frame_socket import close_all
 from ps_worker.group.channel import Channel
 from ps_worker.group.rendezvous import kernel
+from ps_worker.memory.device_memory import DeviceMemory
 
 
 class Lent:
@@ -61,12 +62,14 @@ class FlatGradients:
         starts: by bucket, its first byte in the memory.
         nbytes: of the memory.
         descriptor: of the memory, where other processes may map it.
+        on_device: memory of the table on a device, where ranks reduce there; None: they do so here.
     """
 
     tensors: Sequence[torch.Tensor]
     starts: Sequence[int] = ()
     nbytes: int = 0
     descriptor: int | None = None
+    on_device: DeviceMemory | None = None
 
 
 def borrow(

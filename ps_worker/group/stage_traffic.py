@@ -10,7 +10,8 @@ A stage pushes and pulls as soon as its own schedule is over, and goes on as soo
 it waits for another stage for pieces of both alone. What it says of its weights, the others hear when they
 wait for those of the next step; by then all stages have been through the schedule that lies between. All say
 the same things in the same order, and hear what all have said: so all decide the same. With backup workers
-stages push together, and hear of each other at once: a step may close without their worker.
+stages push together, and hear of each other at once: a step may close without their worker. A rider goes
+along with these words: what it says when a step is over is heard before the one after the next begins.
 
 It must not know modules, nor frames. Used by the script's thread.
 """
@@ -28,7 +29,7 @@ from ps_wire.spec.plan import Partition, Piece, Plan
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
 from ps_worker.group.channel import Channel, Said, Saying
 from ps_worker.group.ending import Ending
-from ps_worker.group.step_header import check_hyper
+from ps_worker.group.step_header import Rider, check_hyper
 
 NO_GRADIENT = -1.0  # of a piece: in place of the weight of its push
 
@@ -113,6 +114,7 @@ class StageTraffic:
         plan: Plan,
         stage: StageTable,
         consistency: Consistency,
+        rider: Rider | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -124,7 +126,9 @@ class StageTraffic:
             plan: how the table is cut.
             stage: what this rank holds.
             consistency: between pipelines.
+            rider: what goes along with what stages say of their weights; None: nothing does.
         """
+        self._rider = rider
         holders = stage.holders
         self._channel = channel
         self._ending = ending
@@ -301,6 +305,8 @@ class StageTraffic:
             self._heard(said[0], self._channel.hear_all(said[1]))
         mine = self._arrived.wait(arrive, mapped)
         mine |= {"hyper": self._hyper, "ends": self._ending.asked()}
+        if self._rider is not None:
+            mine |= self._rider.say(self._table, step - 1)
         what = f"weights of table {self._table} at clock {step}"
         if step and not self._at_once:
             if self._arrived.error is not None:
@@ -329,6 +335,8 @@ class StageTraffic:
                 f"table {self._table}: stages have weights of versions {min(self._versions)} to "
                 f"{max(self._versions)}, and under bsp all are of one"
             )
+        if self._rider is not None:
+            self._rider.hear([one.fields for one in said])
 
     def _bring_back(self, flat: Sequence[torch.Tensor], sees: Sequence[Collection[int]]) -> None:
         """The weights of pieces that one rank holds and another owns."""

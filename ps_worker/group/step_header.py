@@ -19,7 +19,10 @@ class Rider(Protocol):
     """A part of what ranks tell each other that has nothing to do with a step, and goes with its header."""
 
     def say(self, table: int, step: int) -> Fields:
-        """Called before this rank says what it has of a step; gives what goes along. It may wait."""
+        """Called before this rank says what it has of a step, which it has begun; gives what goes along.
+
+        It may wait.
+        """
 
     def hear(self, said: Sequence[Fields]) -> None:
         """Called when all ranks have said so, with what each has; it may talk to them."""

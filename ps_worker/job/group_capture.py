@@ -4,14 +4,18 @@
     beginning of step c    each rank captures, as a worker alone does; nobody waits
     header of step c       the others give the leader what they have captured, and it puts all of it
 
+The stages of a pipeline have no header: what rides with the words on their weights they hear a step later.
+
 What lies in one state for all ranks is that of rank 0, by its names, and that of each other rank under
 `@rank/R/`. Whoever takes it up takes its own (`of_rank`), but for the positions: those are rank 0's, so that
-all ranks decide the same. Used by the script's thread.
+all ranks decide the same. What a rank has not packed, as a stage its buffers, it takes as rank 0 has it. Used
+by the script's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +28,24 @@ from ps_worker.model import model_table
 
 OF_RANK = "@rank/"
 CUT, NOTE = "cut", "note"  # for a snapshot; for whoever goes on when all are gone
+FORETELLS, FORETELLS_STAGES = 1, 2  # see `SnapshotPromise`
+
+
+@dataclass(slots=True)
+class _Captured:
+    """The state of one rank.
+
+    Attributes:
+        number: of the cut.
+        blob: the state.
+        put: takes what all ranks have.
+        asked: the leader has told the others that it wants theirs.
+    """
+
+    number: int
+    blob: bytes
+    put: Put
+    asked: bool = False
 
 
 class GroupCapture:
@@ -38,7 +60,7 @@ class GroupCapture:
         """
         self._channel = channel
         self._promises = promises
-        self._mine: dict[str, tuple[int, bytes, Put]] = {}
+        self._mine: dict[str, _Captured] = {}
         self._wanted = 0
 
     @property
@@ -48,7 +70,7 @@ class GroupCapture:
 
     def take(self, kind: str, number: int, blob: bytes, put: Put) -> None:
         """This rank has captured its state; the leader's `put` takes all ranks', and does not wait."""
-        self._mine[kind] = number, blob, put
+        self._mine[kind] = _Captured(number, blob, put)
 
     def want(self, kind: str, put: Callable[[bytes], None]) -> None:
         """On the leader: all ranks are to capture soon; `put` takes what they have, and does not wait."""
@@ -69,24 +91,26 @@ class GroupCapture:
         for kind, promise in self._promises.items():
             cut = promise().foretell(table, step)
             captured, mine = promise().captured, self._mine.get(kind)
-            wanted = mine is not None and mine[0] == captured  # else it was given up
             known = None if cut is None else [cut.number, sorted(cut.steps.items())]
-            said[kind] = {"cut": known, "gathers": captured if wanted else None}
+            said[kind] = {"cut": known, "gathers": None}
+            if mine is not None and mine.number == captured and not mine.asked:  # else it was given up
+                mine.asked, said[kind]["gathers"] = True, captured
         return said
 
     def hear(self, said: Sequence[Fields]) -> None:
         """See `Rider`."""
         for kind, promise in self._promises.items():
-            mine, first = self._mine.pop(kind, None), said[0][kind]
+            first = said[0][kind]
             if not self.leads:
                 promise().hear(_cut_of(first["cut"]))
             number = first["gathers"]
             if number is None:
                 continue
-            blob = mine[1] if mine is not None and mine[0] == number else b""
+            mine = self._mine.pop(kind, None)
+            blob = mine.blob if mine is not None and mine.number == number else b""
             every = self.gather(f"{kind} {number} of what ranks have beside tables", blob)
-            if mine is not None and every is not None:
-                mine[2](number, every)
+            if mine is not None and every is not None and promise().captured == number:
+                mine.put(number, every)
 
 
 def merged(blobs: Sequence[bytes]) -> bytes:
@@ -99,13 +123,15 @@ def merged(blobs: Sequence[bytes]) -> bytes:
 
 
 def of_rank(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
-    """The part of one rank; of rank 0 what is not its alone, where there is none: there were fewer ranks."""
+    """The part of one rank, and of rank 0 what that has not, as where there were fewer ranks.
+
+    Of rank 0 not what is its alone.
+    """
     prefix = f"{OF_RANK}{rank}/"
     own = {name.removeprefix(prefix): it for name, it in state.items() if name.startswith(prefix)}
     first = {name: it for name, it in state.items() if not name.startswith(OF_RANK)}
-    if own:
-        return own | {name: first[name] for name in (POSITIONS,) if name in first}
-    return {name: it for name, it in first.items() if not (rank and is_owners(name))}
+    shared = {name: it for name, it in first.items() if not (rank and is_owners(name))}
+    return shared | own | {name: first[name] for name in (POSITIONS,) if name in first}
 
 
 def _cut_of(said: Any) -> ForetoldCut | None:

@@ -24,7 +24,7 @@ from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.group.channel import Said
 from ps_worker.group.group import Group
 from ps_worker.group.stage_traffic import StageTable
-from ps_worker.job.group_capture import CUT, NOTE, GroupCapture
+from ps_worker.job.group_capture import CUT, FORETELLS, FORETELLS_STAGES, NOTE, GroupCapture
 from ps_worker.job.job_presence import JobPresence
 from ps_worker.job.link_listener import LinkListener
 from ps_worker.job.optimizer_state_calls import OptimizerStateCalls
@@ -85,15 +85,19 @@ class JobLink:
         self._settings = settings
         self._listener = listener
         self.written: PsError | None = None
-        self.side = SideState(listener.say)
+        # Rank 0 of a pipeline has the buffers of all stages.
+        self.side = SideState(listener.say, with_buffers=settings.ranks.leads or not settings.pipeline)
         self.rounds = RoundBarrier(listener.clocks)
         self.promise: SnapshotPromise
         self.notes: SnapshotPromise
         capture = self._capture = None
-        if group is not None and not settings.pipeline:
+        foretells = 0
+        if group is not None:
             promises = {CUT: lambda: self.promise, NOTE: lambda: self.notes}
             capture = self._capture = GroupCapture(group.channel, promises)
-        promise = partial(SnapshotPromise, listener.clocks, foretells=capture is not None and capture.leads)
+            if capture.leads:
+                foretells = FORETELLS_STAGES if settings.pipeline else FORETELLS
+        promise = partial(SnapshotPromise, listener.clocks, foretells=foretells)
         self.promise = promise(
             lambda: self.side.pack_cut(listener.positions()),
             hand=put_beside if capture is None else partial(_take_cut, capture),
@@ -109,7 +113,7 @@ class JobLink:
         else:
             self.presence = RankPresence(settings, group, listener.say)
         self.resumption = Resumption(
-            self.presence, self.side, listener, rank=0 if capture is None else settings.ranks.rank
+            self.presence, self.side, listener, rank=0 if group is None else settings.ranks.rank
         )
         self.uploads = SideUploads(self.presence, self.side, listener, capture)
         self.optimizer_state = OptimizerStateCalls(
@@ -335,6 +339,8 @@ class JobLink:
     def begin_epoch(self, epoch: int, *, loop: int, stop: int) -> pb.EpochReply:
         """Whether the script's loop is to begin an epoch; `last` is set where it is not.
 
+        Where this worker joined again meanwhile, and its loop is to go elsewhere, nothing is begun.
+
         Args:
             epoch: its number.
             loop: number of the loop, from 0.
@@ -349,6 +355,8 @@ class JobLink:
             except Evicted as error:
                 self.rejoiner.refused(error)
                 self._listener.announce()
+                if not self._listener.arrived():  # else the job would have an epoch that nobody begins
+                    return pb.EpochReply()
 
     def stop_job(self, reason: str) -> pb.EpochReply:
         """Ends the job for all after the same epoch; see `begin_epoch` for errors."""

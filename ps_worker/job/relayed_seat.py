@@ -60,7 +60,8 @@ class RelayedSeat:
                     check_same(spec, theirs)
                 except TableMismatch as error:
                     raise TableMismatch(
-                        f"rank {rank} of this group has another model than rank 0: {error.message}",
+                        f"rank {rank} of this group has another model or optimizer than rank 0: "
+                        f"{error.message}",
                         **error.facts,
                     ) from None
             assert self._real is not None

@@ -28,8 +28,14 @@ class SideState:
         random: generators without a name.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """Has nothing but the generators; `say` tells the person at the terminal what cannot be kept."""
+    def __init__(self, say: Callable[[str], None], *, with_buffers: bool = True) -> None:
+        """Has nothing but the generators.
+
+        Args:
+            say: tells the person at the terminal what cannot be kept.
+            with_buffers: what it packs for who goes on here has them; else rank 0 of the group packs them.
+        """
+        self._with_buffers = with_buffers
         self.registered = Registered(say)
         self.own = Registered(say)
         self.random = RandomState()
@@ -73,14 +79,17 @@ class SideState:
 
     def pack_note(self, at: Positions) -> bytes:
         """As whoever goes on when this worker is gone gets it; large buffers are as at the start there."""
-        outside = self.of_tables()
+        outside = self._buffers()
         if sum(tensor.nbytes for tensor in outside.values()) > SMALL_BYTES:
             outside = {}
         return self._pack_whole(outside, at)
 
     def pack_cut(self, at: Positions) -> bytes:
         """As a snapshot has it."""
-        return self._pack_whole(self.of_tables(), at)
+        return self._pack_whole(self._buffers(), at)
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return self.of_tables() if self._with_buffers else {}
 
     def _pack_whole(self, outside: Mapping[str, torch.Tensor], at: Positions) -> bytes:
         return model_table.pack({**outside, **self.registered.tensors(), **self.own.tensors(), **at.pack()})

@@ -120,9 +120,14 @@ class TableStart:
         live: Mapping[str, torch.Tensor] = {}
         if presence.resumed and extras is not None:
             live = self._resumption.first(live=not self.begun)  # before a table is entered: then none waits
-        maps = pulls and all(value.is_cpu or value.is_meta for value in values)
-        make = partial(self._make, spec, strict=strict, pulls=maps, stage=stage, max_norm=max_norm)
         found = self._made_again(spec)
+        device = None
+        if found is None and self._group is not None and stage is None:
+            device = self._group.device_of(spec.number, values)
+        maps = pulls and device is None and all(value.is_cpu or value.is_meta for value in values)
+        make = partial(
+            self._make, spec, strict=strict, pulls=maps, stage=stage, max_norm=max_norm, device=device
+        )
         if found is None:
             presence.membership.make_table(spec)
             found = make(spec)  # while the shards open it
@@ -203,8 +208,11 @@ class TableStart:
         pulls: bool,
         stage: StageTable | None,
         max_norm: float | None,
+        device: torch.device | None,
     ) -> _Made:
-        exchange = self._exchange(cut, strict=strict, pulls=pulls, stage=stage, max_norm=max_norm)
+        exchange = self._exchange(
+            cut, strict=strict, pulls=pulls, stage=stage, max_norm=max_norm, device=device
+        )
         exchange.connect(self._presence.connections)
         self._newest = _Made(spec, cut, exchange)
         return self._newest
@@ -217,6 +225,7 @@ class TableStart:
         pulls: bool,
         stage: StageTable | None,
         max_norm: float | None,
+        device: torch.device | None,
     ) -> Exchange:
         """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
         plan = Plan(spec, self._presence.num_shards)
@@ -235,6 +244,7 @@ class TableStart:
             decided=getattr(self._settings.consistency, "backup", 0) > 0 or spec.clip_grad_norm is not None,
             traffic=self._traffic,
             held=None if stage is None else stage.buckets_of(self._settings.ranks.rank, plan),
+            device=device,
             ranks=None
             if self._group is None
             else self._group.traffic(
@@ -247,7 +257,7 @@ class TableStart:
             ),
         )
         try:
-            return make(sharing=self._sharing(plan, pulls=pulls), lends=self._lends)
+            return make(sharing=self._sharing(plan, pulls=pulls), lends=self._lends and device is None)
         except OSError as error:
             if self._settings.carrier is Carrier.SHM:
                 raise ConfigurationRefused(

@@ -8,8 +8,9 @@ handed out; without a loader, at the first forward of a wrapped model, at the la
 a question to all workers and one to all shards, which nobody's training holds up.
 
 In a group of ranks all have to capture at the beginning of one step, and the leader alone hears of a cut. So
-it tells the others with what ranks say of each step before anything of it leaves (`foretell`, `hear`), and
-promises no step that one of them may have begun before it hears of it.
+it tells the others with what ranks say of each step (`foretell`, `hear`), and promises no step that one of
+them may have begun before it hears of it. Stages of a pipeline hear a step later: by then one may have
+captured what it is told again.
 
 It must not know what is captured. `_changed` guards everything below it.
 """
@@ -67,7 +68,7 @@ class SnapshotPromise:
         state: Callable[[], bytes],
         *,
         hand: Callable[[int, bytes, Put], None] = put_beside,
-        foretells: bool = False,
+        foretells: int = 0,
     ) -> None:
         """Takes what is asked when.
 
@@ -75,7 +76,9 @@ class SnapshotPromise:
             clocks: table -> this worker's step on it, the one that is under way or comes next.
             state: what is captured; called by the thread that begins the cut's step.
             hand: takes the number of the cut, what was captured, and what puts it; called by that thread.
-            foretells: this is the leader of a group, whose other ranks hear of a cut by `foretell`.
+            foretells: on the leader of a group, whose other ranks hear of a cut by `foretell`: how many steps
+                behind the one that it names there is the first that none of them has begun when it hears.
+                0: nobody is told.
         """
         self._clocks = clocks
         self._state = state
@@ -145,7 +148,7 @@ class SnapshotPromise:
     def foretell(self, table: int, step: int) -> ForetoldCut | None:
         """All ranks are about to hear the same of a step: gives the cut that is known; waits for one to come.
 
-        Whoever hears it has begun that step, and none after it.
+        Whoever hears it has begun no step that is `foretells` behind that one.
         """
         with self._changed:
             self._wait_known()
@@ -158,7 +161,9 @@ class SnapshotPromise:
         """On a rank above 0: what the leader has foretold."""
         with self._changed:
             self._number = self._cut = None
-            if cut is not None:
+            if cut is None:
+                self.captured = None
+            elif cut.number != self.captured:
                 self._number, self._cut, self._put = cut.number, cut.steps, keep_nothing
 
     def _wait_known(self) -> None:

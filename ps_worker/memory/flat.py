@@ -35,6 +35,7 @@ class FlatBuckets:
         private: bool = False,
         memory: mmap.mmap | None = None,
         held: Collection[int] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Allocates zeros, shape (B,) per bucket, on the CPU.
 
@@ -43,7 +44,18 @@ class FlatBuckets:
             private: children that this process forks (loaders) get none of the memory.
             memory: zeros to use, where they are shared with shards.
             held: buckets that this process writes; the others take address space alone. None: all.
+            device: where zeros are allocated instead; views of one bucket share its storage there.
         """
+        self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(plan.parameters)
+        if device is not None:
+            self.tensors = [
+                torch.zeros(it.numel, dtype=getattr(torch, it.dtype), device=device) for it in plan.buckets
+            ]
+            for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
+                for it in bucket.placements:
+                    there = tensor[it.offset : it.offset + it.numel]
+                    self.views[it.parameter] = shaped(there, plan.parameters[it.parameter])
+            return
         self.tensors = (
             [
                 _zeros(
@@ -56,7 +68,6 @@ class FlatBuckets:
             if memory is None
             else _tensors_in(memory, plan)
         )
-        self.views: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(plan.parameters)
         for bucket, tensor in zip(plan.buckets, self.tensors, strict=True):
             flat = tensor.numpy()
             for placement in bucket.placements:
@@ -106,7 +117,12 @@ def tensor_of(piece: Array, spec: ParameterSpec) -> torch.Tensor:
 
 
 def twin(view: torch.Tensor) -> torch.Tensor:
-    """The same elements with another storage object: what moves the one's memory leaves the other's."""
+    """The same elements with another storage object: what moves the one's memory leaves the other's.
+
+    Of an accelerator it is the view itself: no parameter lies there.
+    """
+    if not view.is_cpu:
+        return view
     return torch.from_numpy(view.numpy())
 
 

@@ -15,7 +15,8 @@ It must not know tables, steps or frames.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -173,6 +174,53 @@ class _Kept:
         self._kept = []
 
 
+class Lane(Protocol):
+    """A lane for work on memory of one device, beside the computation there; `after` is for one thread."""
+
+    def mark(self) -> Ticket:
+        """The end of what was queued on the current stream until now; used by the thread that computes."""
+        ...
+
+    def after(self, mark: Ticket) -> AbstractContextManager[object]:
+        """A block: it begins what is queued there after the mark, and ends when that is done."""
+        ...
+
+
+class HostLane:
+    """A `Lane` on the host."""
+
+    def mark(self) -> Ticket:
+        """See `Lane`."""
+        return DONE
+
+    def after(self, mark: Ticket) -> AbstractContextManager[object]:  # noqa: ARG002 - it is over
+        """See `Lane`."""
+        return nullcontext()
+
+
+class StreamLane:
+    """A `Lane` of an accelerator: a stream. Not tried on a GPU yet (2026-11-23)."""
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        """See `StreamStaging`."""
+        self._module = module
+        self._device = device
+        self._stream = module.Stream(device=device)
+
+    def mark(self) -> Ticket:
+        """See `Lane`."""
+        event: Ticket = self._module.current_stream(self._device).record_event()
+        return event
+
+    @contextmanager
+    def after(self, mark: Ticket) -> Iterator[None]:
+        """See `Lane`."""
+        self._stream.wait_event(mark)
+        with self._module.stream(self._stream):
+            yield
+        self._stream.record_event().synchronize()
+
+
 class Stagings:
     """Of the devices that a table's parameters are on, made when they are first asked for."""
 
@@ -193,6 +241,13 @@ class Stagings:
                     _pin(module, tensor)
             self._of[device] = StreamStaging(module, device)
         return self._of[device]
+
+    def lane(self, device: torch.device) -> Lane:
+        """A new lane of a device, whose copies to and from the host's memory do not stop the host."""
+        if device.type == "cpu":
+            return HostLane()
+        self.of(device)
+        return StreamLane(torch.get_device_module(device), device)
 
     def reads_end(self) -> None:
         """See `Staging`."""

@@ -32,6 +32,7 @@ from ps_wire.sockets.shared_memory import Layout, SliceLayout
 from ps_wire.spec.codec import AS_THEY_ARE, travelling
 from ps_wire.spec.plan import Partition, Plan
 from ps_wire.spec.table import PAGE_BYTES
+from ps_worker.memory.device_memory import DeviceMemory
 from ps_worker.memory.flat import FlatBuckets
 from ps_worker.memory.os_memory import OverlaidMemory, SharedMemory
 from ps_worker.memory.staging import Stagings
@@ -66,11 +67,18 @@ class TableMemory:
             they cannot map them.
         stagings: copy between flat memory and parameters.
         partitions: of the table.
+        on_device: where ranks of a group reduce gradients and gather weights, if they do so on a device.
         on_arrival: told, on a receiving thread, of each partition whose weights are here; see `watch`.
     """
 
     def __init__(
-        self, plan: Plan, sharing: Sharing, *, lends: bool = False, held: Collection[int] | None = None
+        self,
+        plan: Plan,
+        sharing: Sharing,
+        *,
+        lends: bool = False,
+        held: Collection[int] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Allocates zeros; other ranks of a group on this host may map gradients where it `lends` them.
 
@@ -80,6 +88,7 @@ class TableMemory:
             lends: as above.
             held: buckets of which this process has parameters: no page of the others is ever touched, nor is
                 anything of shards laid there. None: all.
+            device: on which ranks of a group reduce gradients and gather weights; None: on the host.
 
         Raises:
             OSError: the system has no descriptor left.
@@ -122,6 +131,7 @@ class TableMemory:
         pinned = [self.gradients] if self._halves else [self.gradients, *self._flats]  # a pin is a write
         mine = [it.index for it in plan.buckets if held is None or it.index in held]
         self.stagings = Stagings([flat.tensors[index] for flat in pinned for index in mine])
+        self.on_device = None if device is None else DeviceMemory.of(plan, device, self.stagings)
 
     def watch(self, on_arrival: Callable[[Partition], None]) -> None:
         """This is told of partitions whose weights are here from now on, in place of who was before."""
@@ -134,6 +144,17 @@ class TableMemory:
     def of(self, version: int) -> FlatBuckets:
         """Where weights of a version lie."""
         return self._flats[version % len(self._flats)]
+
+    @property
+    def gathered(self) -> FlatBuckets:
+        """Where gradients of parameters are copied to."""
+        return self.gradients if self.on_device is None else self.on_device.gradients
+
+    def shown(self, version: int | None = None) -> FlatBuckets:
+        """Where parameters find weights: those of a version, or those that came last."""
+        if self.on_device is not None:
+            return self.on_device.weights
+        return self.weights if version is None else self.of(version)
 
     def landing(self, partition: Partition, version: int, nbytes: int) -> memoryview | None:
         """Where weights that come may be received; None: elsewhere, and `put` takes them."""

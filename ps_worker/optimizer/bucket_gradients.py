@@ -73,7 +73,7 @@ class BucketGradients:
         mine = [placement.parameter for placement in bucket.placements]
         self.parameters = [parameters[number] for number in mine]
         self._names = [names[number] for number in mine]
-        self._views = [exchange.gradients.views[number] for number in mine]
+        self._views = [exchange.memory.gathered.views[number] for number in mine]
         self._tensors = TensorList(self.parameters)
         self._places = TensorList(self._views)
         first, count = bucket.first_partition, bucket.num_partitions
@@ -232,7 +232,7 @@ class BucketGradients:
                 raise
             if unscale is not None and there:
                 self.ticket.synchronize()
-                unscale(self._exchange.gradients.tensors[self.bucket.index])
+                unscale(self._exchange.memory.gathered.tensors[self.bucket.index])
         self._sent, self._sent_there = gradients, there
 
     def _lie_there(self) -> bool:

@@ -58,7 +58,7 @@ class ShownWeights:
         self._partitions = partitions
         self._numbers = [index for index, it in enumerate(parameters.values()) if not it.is_meta]
         self._place_of = {number: index for index, number in enumerate(self._numbers)}
-        self._flat = flat = memory.weights
+        self._flat = flat = memory.shown()
         self._twins: dict[int, TensorList] = {}  # by flat weights: what parameters show of them
         self._addresses: list[Numbers] = []  # of all twins
         names, every = list(parameters), list(parameters.values())
@@ -81,7 +81,7 @@ class ShownWeights:
         self._window_of = -1  # its partition
         self._kept = torch.empty(0, device="cpu")
         for index, (parameter, view) in enumerate(zip(self._parameters, self._views_of(flat), strict=True)):
-            if not (parameter.is_cpu and parameter.dtype is view.dtype):
+            if memory.on_device is not None or not (parameter.is_cpu and parameter.dtype is view.dtype):
                 self._copied.add(index)
         self._memory.watch(self._keep_window)
         self._show(flat)
@@ -129,7 +129,7 @@ class ShownWeights:
         else:
             self._memory.stagings.reads_end()
         self._trusted = False
-        flat = self._memory.weights
+        flat = self._memory.shown()
         if pending is None and len(self._copied) < len(self._parameters):
             flat = self._memory.front() or flat
         if self._others or flat is not self._flat:
@@ -185,7 +185,7 @@ class ShownWeights:
         if any(map(self._has_moved, mine)):
             self._follow(arrived=True)
         self._trusted = False
-        flat = self._memory.of(version)
+        flat = self._memory.shown(version)
         if flat is not self._flat:
             twins = self._twins_of(flat)
             for index, parameter in zip(mine, parameters, strict=True):
@@ -202,7 +202,7 @@ class ShownWeights:
     def stay(self) -> None:
         """Shows the weights of the version before: not all that were asked for have come, and none will."""
         if self._expecting and self._memory.mapped:
-            self._show(self._memory.weights)
+            self._show(self._memory.shown())
         self._expecting = False
         self._pending.clear()
 
@@ -287,7 +287,7 @@ class ShownWeights:
                     f"parameter {name!r} was {self._dtypes[index]} when it was wrapped and is "
                     f"{parameter.dtype} now: convert the model before wrap"
                 )
-            if not arrived and not torch.equal(parameter.detach().to("cpu"), view.to(parameter.dtype)):
+            if not arrived and not torch.equal(parameter.detach().to(view.device), view.to(parameter.dtype)):
                 raise weights_changed(f"parameter {name!r}")
             self._copied.add(index)
         self._note_pointers()

@@ -190,14 +190,14 @@ class TableGradients:
         for bucket in self._buckets:
             bucket.copy(unscale)
             bucket.ticket.synchronize()
-            flat = self.exchange.gradients.tensors[bucket.bucket.index]
+            flat = self.exchange.memory.gathered.tensors[bucket.bucket.index]
             squares += float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
         return squares
 
     def push_all(self, factor: float) -> None:
         """Sends what `copy_all` has copied, times `factor`."""
         for bucket in self._buckets:
-            self.exchange.gradients.tensors[bucket.bucket.index].mul_(factor)
+            self.exchange.memory.gathered.tensors[bucket.bucket.index].mul_(factor)
             self._leave(bucket, late=True)
         self.flush()
         self.exchange.push_rest(step=self.step)

@@ -7,13 +7,25 @@ know who keeps the others.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import nn
 
 from ps_wire.errors import PipelineError
 from ps_wire.process.allocator import give_back_freed_blocks
+
+
+def check_first_values(model: nn.Module) -> None:
+    """Refuses a model with tensors on the meta device that nobody gives values: all processes find the same.
+
+    Raises:
+        PipelineError: a module has no `reset_parameters`; it is named.
+    """
+    for name, module in model.named_modules():
+        direct = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(it.is_meta for it in direct):
+            _reset_of(name, module)
 
 
 def let_go(model: nn.Module, kept: Collection[str]) -> None:
@@ -55,13 +67,7 @@ def materialize(model: nn.Module, kept: Collection[str], device: torch.device, s
         buffers = [key for key, it in module.named_buffers(recurse=False) if it.is_meta]
         if not mine and not buffers:
             continue
-        reset = getattr(module, "reset_parameters", None)
-        if not callable(reset):
-            what = f"module {name or type(module).__name__!r} ({type(module).__name__})"
-            raise PipelineError(
-                f"{what} is on the meta device, and has no reset_parameters() that makes its first values",
-                module=name,
-            )
+        reset = _reset_of(name, module)
         for parameter in direct:
             if parameter.is_meta:
                 _become(parameter, torch.empty_like(parameter, device=device))
@@ -83,6 +89,17 @@ def shared_by(names: Iterator[Collection[str]]) -> dict[str, list[int]]:
         for name in held:
             holders.setdefault(name, []).append(index)
     return holders
+
+
+def _reset_of(name: str, module: nn.Module) -> Callable[[], object]:
+    reset: Callable[[], object] | None = getattr(module, "reset_parameters", None)
+    if not callable(reset):
+        what = f"module {name or type(module).__name__!r} ({type(module).__name__})"
+        raise PipelineError(
+            f"{what} is on the meta device, and has no reset_parameters() that makes its first values",
+            module=name,
+        )
+    return reset
 
 
 def _become(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import socket
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
@@ -108,6 +108,7 @@ class Pipeline:
         parts = [blocks.stage(*span) for span in spans]
         self._shapes = shapes = shapes_of(parts, self._example)
         self._device = inputs[0].device
+        own_parameters.check_first_values(model)
         own_parameters.let_go(model, kept)
         own_parameters.materialize(model, kept, self._device, seed)
         own_parameters.move([parts[stage] for stage in self.stages], self._device)
@@ -348,12 +349,14 @@ class Pipeline:
         checkpoint: str,
     ) -> None:
         """Refuses, on all ranks, what one of them has otherwise than rank 0."""
-        parameters = [
-            f"{name} {_described(it)}" for name, it in self.model.named_parameters(remove_duplicate=False)
-        ]
+        lists: dict[str, Sequence[str]] = {
+            "the parameters of the model": [
+                f"{name} {_described(it)}" for name, it in self.model.named_parameters(remove_duplicate=False)
+            ],
+            "the blocks of the model": blocks.names,
+        }
         facts = {
-            "the blocks of the model": " ".join(blocks.names),
-            "the parameters of the model": f"{len(parameters)} with checksum {_checksum(parameters)}",
+            **{what: f"{len(lines)} with checksum {_checksum(lines)}" for what, lines in lists.items()},
             "the number of stages": stages,
             "cuts": ", ".join(cuts),
             "schedule": schedule,
@@ -364,16 +367,21 @@ class Pipeline:
         said = self._group.channel.share(
             "worker.pipeline()", {"host": socket.gethostname(), "facts": list(map(str, facts.values()))}
         )
-        first = said[0].fields
-        for rank, one in enumerate(said):
-            for what, ours, theirs in zip(facts, first["facts"], one.fields["facts"], strict=True):
-                if ours != theirs:
-                    raise PipelineError(
-                        f"stages differ in {what}: stage 0 on {first['host']} has {one_line(ours)}, stage "
-                        f"{rank} on {one.fields['host']} has {one_line(theirs)}",
-                        what=what,
-                        rank=rank,
-                    )
+        hosts, had = ([one.fields[key] for one in said] for key in ("host", "facts"))
+        for rank, theirs in enumerate(had):
+            for index, what in enumerate(facts):
+                if theirs[index] == had[0][index]:
+                    continue
+                pair = had[0][index], theirs[index]
+                if what in lists:  # all ranks find the same one, and tell all of it
+                    told = self._group.channel.share(f"worker.pipeline(): {what}", {"lines": lists[what]})
+                    pair = _first_difference(told[0].fields["lines"], told[rank].fields["lines"])
+                raise PipelineError(
+                    f"stages differ in {what}: stage 0 on {hosts[0]} has {one_line(pair[0])}, stage "
+                    f"{rank} on {hosts[rank]} has {one_line(pair[1])}",
+                    what=what,
+                    rank=rank,
+                )
 
     def _check_holders(self) -> None:
         for name, _ in self.model.named_parameters():
@@ -435,6 +443,11 @@ def _flat(buffer: torch.Tensor) -> torch.Tensor:
 
 def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
+    """Of two lists that are not alike, the first elements that differ."""
+    return next(pair for pair in zip_longest(ours, theirs, fillvalue="no more") if pair[0] != pair[1])
 
 
 def _checksum(lines: Sequence[str]) -> int:

@@ -5,27 +5,34 @@ from __future__ import annotations
 import copy
 import linecache
 import sys
+from collections import Counter
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+
+VISITS = 2  # of a line that count: whoever is there for the third time is where it was the second time
 
 
 def interrupted_at(number: int, body: Callable[[], object], *, inside: str = "") -> bool:
     """Runs `body`; whether it was interrupted.
 
     Args:
-        number: of the line of `ps_worker` that this thread comes to, from 0; it is not run any more.
+        number: of the line of `ps_worker` that this thread comes to, from 0; it is not run any more. Of a
+            line in a loop the first `VISITS` count.
         body: what is interrupted there.
         inside: counts only the lines of functions of this name.
     """
     left, before = number, sys.gettrace()
+    visits: Counter[tuple[CodeType, int]] = Counter()
 
     def line(frame: FrameType, event: str, _argument: object) -> Any:
         nonlocal left
         if event == "line" and not _is_with(frame):
-            left -= 1
+            place = frame.f_code, frame.f_lineno
+            visits[place] += 1
+            left -= visits[place] <= VISITS
             if left < 0:
                 sys.settrace(None)
                 raise KeyboardInterrupt

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from ps_worker.memory.staging import HostStaging, Staging, Stagings, StreamStaging
+from ps_worker.memory.staging import (
+    HostLane,
+    HostStaging,
+    Lane,
+    Staging,
+    Stagings,
+    StreamLane,
+    StreamStaging,
+)
 from tests.lazy_device import LazyDevice
 
 SIZE = 1 << 16
@@ -17,8 +25,11 @@ SIZE = 1 << 16
 class Bench:
     """A staging, tensors of its device, and work that is queued there."""
 
-    def __init__(self, staging: Staging, device: str, run: Callable[[Callable[[], Any]], None]) -> None:
+    def __init__(
+        self, staging: Staging, device: str, run: Callable[[Callable[[], Any]], None], lane: Lane
+    ) -> None:
         self.staging = staging
+        self.lane = lane
         self.device = device
         self.run = run
 
@@ -27,19 +38,20 @@ class Bench:
 
 
 def on_host() -> Bench:
-    return Bench(HostStaging(), "cpu", lambda work: work())
+    return Bench(HostStaging(), "cpu", lambda work: work(), HostLane())
 
 
 def on_lazy() -> Bench:
     device = LazyDevice()
-    return Bench(StreamStaging(device, torch.device("cpu")), "cpu", device.run)
+    cpu = torch.device("cpu")
+    return Bench(StreamStaging(device, cpu), "cpu", device.run, StreamLane(device, cpu))
 
 
 def on_cuda() -> Bench:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
-    stagings = Stagings([])
-    return Bench(stagings.of(torch.device("cuda")), "cuda", lambda work: work())
+    stagings, device = Stagings([]), torch.device("cuda")
+    return Bench(stagings.of(device), "cuda", lambda work: work(), stagings.lane(device))
 
 
 @pytest.fixture(
@@ -93,6 +105,15 @@ def test_flat_weights_may_be_written_again_after_the_wait(bench: Bench):
     assert (got == 2.0).all()
 
 
+def test_work_in_a_lane_begins_after_its_mark_and_is_done_at_its_end(bench: Bench):
+    gradient, flat = bench.full(0.0), host(0.0)
+    bench.run(lambda: gradient.fill_(3.0))
+    mark = bench.lane.mark()
+    with bench.lane.after(mark):
+        torch._foreach_copy_([flat], [gradient], non_blocking=True)
+    assert (flat == 3.0).all()
+
+
 def test_a_copy_changes_the_dtype(bench: Bench):
     parameter, got = bench.full(1.0).bfloat16(), host(0.0)
     bench.staging.into([parameter], [host(2.5)])
@@ -105,6 +126,10 @@ def test_nothing_is_copied_before_its_time_on_a_device_that_lags():
     bench = on_lazy()
     flat, parameter = host(0.0), bench.full(1.0)
     ticket = bench.staging.out([flat], [bench.full(3.0)])
+    other = host(0.0)
+    with bench.lane.after(bench.lane.mark()):
+        torch._foreach_copy_([other], [bench.full(4.0)])
+        assert not other.any()
     bench.staging.into([parameter], [host(2.0)])
     assert not ticket.query()
     assert not flat.any()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.faults import links
+from tests.faults import apart
+from tests.integration.processes import Start
 
 from .cluster import refusal
-from .manifests import ROOT
 from .scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
@@ -22,19 +19,12 @@ VARIANTS = tuple(name for name in SCENARIOS if name not in (*PODS, *COMPOSE))
 
 @pytest.mark.parametrize("names", [PODS, VARIANTS, COMPOSE], ids=["pods", "variants", "compose"])
 def test_the_overlays_train_and_end_with_the_right_bytes_whatever_becomes_of_their_pods(
-    names: tuple[str, ...],
+    spawn: Start, names: tuple[str, ...]
 ):
     """`tests/deploy/scenarios.py` has what happens in each."""
     if reason := refusal():
         pytest.skip(reason)
-    ended = subprocess.run(
-        [*links.UNSHARE, sys.executable, "-m", "tests.deploy.scenarios", *names],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    scenarios = spawn(*apart.command("tests.deploy.scenarios", *names), **apart.ENVIRONMENT)
+    assert scenarios.wait_end(280.0) == 0, scenarios.text
     for name in names:
-        assert f"{name}: held" in ended.stdout
+        assert f"{name}: held" in scenarios.text

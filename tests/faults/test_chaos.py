@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.processes import Zygote, run
+from tests.integration.processes import Start, Zygote, run
 from tests.until import until
 
-from . import chaos, links
+from . import apart, chaos, links
 from .chaos_round import is_stopped
 from .ledger import checksum
 from .replay import Slice, check_order, replay
@@ -59,22 +57,16 @@ def test_whatever_happens_every_push_is_accounted_for_and_the_weights_are_their_
 
 @pytest.mark.integration
 @pytest.mark.fault
-def test_the_same_holds_where_networks_are_slow_and_cut() -> None:
+def test_the_same_holds_where_networks_are_slow_and_cut(spawn: Start) -> None:
     """Workers in namespaces of their own, cut off for longer than a lease, and a server ends."""
     if reason := links.refusal():
         pytest.skip(reason)
     words = ["--seed", str(SEED), "--only", str(WITH_A_CUT), "--steps", str(STEPS), "--links"]
     words += ["--without", "silence", "--without", "loss"]  # those make a round long: make chaos has them
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.faults.chaos", *words],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "1 rounds with networks of their own held" in ended.stdout
+    environment = {**apart.ENVIRONMENT, chaos.INSIDE: "1"}
+    ended = spawn(*apart.command("tests.faults.chaos", *words), **environment)
+    assert ended.wait_end(280.0) == 0, ended.text
+    assert "1 rounds with networks of their own held" in ended.text
 
 
 @pytest.mark.integration

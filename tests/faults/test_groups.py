@@ -21,7 +21,7 @@ FOREVER = "1000000"
 
 
 def group_of(
-    spawn: Start, servers: Servers, folder: Path, *, job: str, worker: int, consistency: str = "bsp"
+    spawn: Start, servers: Servers, folder: Path, *words: str, job: str, worker: int, consistency: str = "bsp"
 ) -> list[Process]:
     """The two ranks of one of two groups."""
     return [
@@ -29,7 +29,7 @@ def group_of(
             spawn,
             servers,
             SCRIPT,
-            *(str(folder), FOREVER, "print"),
+            *(str(folder), FOREVER, "print", *words),
             worker=worker,
             rank=rank,
             groups=2,
@@ -129,12 +129,15 @@ def _is_free(descriptor: int) -> bool:
 def test_a_rank_that_hangs_ends_its_group_within_the_lease(
     spawn: Start, cluster: Servers, tmp_path: Path, stopped: int
 ) -> None:
+    """Rank 1 while the other waits for it in a call of the script's own, on `worker.group`."""
     job = fresh_job()
-    groups = [group_of(spawn, cluster, tmp_path, job=job, worker=worker) for worker in range(2)]
+    words = ("meets",) if stopped else ()
+    groups = [group_of(spawn, cluster, tmp_path, *words, job=job, worker=worker) for worker in range(2)]
     for rank in groups[1]:
         steps_on(rank)
 
-    groups[1][stopped].signal(signal.SIGSTOP)
+    if not stopped:
+        groups[1][0].signal(signal.SIGSTOP)
 
     survivor = groups[1][1 - stopped]
     assert survivor.wait_end() == 75

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ps_worker as ps
+from tests.until import until
 
 MORE = 8  # steps; an epoch has six
 SAMPLES = 48
@@ -51,6 +52,13 @@ def is_to_die(ends: str, folder: Path, step: int) -> bool:
     return ends == f"dies at {step}" or (ends == "dies" and any(folder.rglob("manifest.json")))
 
 
+def halt(folder: Path) -> None:
+    """Where somebody wants it, waits until that is done."""
+    if (folder / "halts").exists():
+        print("halts", flush=True)
+        until((folder / "goes on").exists)
+
+
 def main(folder: Path, ends: str) -> None:
     """Trains."""
     data = Noisy(torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1)))
@@ -71,19 +79,21 @@ def main(folder: Path, ends: str) -> None:
         loader = worker.loader(
             data, batch_size=SAMPLES // 6 // (worker.num_workers * worker.group_size), seed=1
         )
-        until, drawn = 10**9 if ends.startswith("dies") else 0, torch.empty(0)
+        last, drawn = 10**9 if ends.startswith("dies") else 0, torch.empty(0)
         for _ in worker.epochs(10**6):
             for (x,) in loader:
-                until = until or (worker.step + MORE if ends == "more" else int(ends))
+                last = last or (worker.step + MORE if ends == "more" else int(ends))
                 optimizer.zero_grad()
                 drawn = torch.rand(3, generator=own)
                 (model(x).square().mean() * drawn[0]).backward()
                 optimizer.step()
+                if worker.is_first and ends == "more" and worker.step == last - MORE // 2:
+                    halt(folder)
                 if worker.group_rank and is_to_die(ends, folder, worker.step):
                     os.kill(os.getpid(), signal.SIGKILL)
-                if worker.step == until:
+                if worker.step == last:
                     break
-            if worker.step == until:
+            if worker.step == last:
                 break
             decay.step()
         ended = {

@@ -6,12 +6,19 @@ Arguments: folder, steps, then words that change what it does.
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo
 
 import ps_worker as ps
+from ps_worker.group import gpus, group
+
+MEETS = 20  # the step after which rank 1 of worker 1 stops, and rank 0 waits for it in a call of torch's
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -19,8 +26,22 @@ def digest(model: torch.nn.Module) -> str:
     return hashlib.sha256(state).hexdigest()
 
 
+def on_devices() -> None:
+    """The host counts as a GPU of this rank's own, and gloo makes the calls of NCCL."""
+
+    def calls(met: Any, ranks: Any) -> Any:
+        return ProcessGroupGloo(PrefixStore("devices", met.store), ranks.rank, ranks.size)
+
+    gpus.KIND = "cpu"
+    gpus.here = lambda *_: (f"of rank {os.environ['RANK']}",)
+    group.REDUCES = {**group.REDUCES, "gloo": lambda *_: group.NCCL}
+    group._nccl = calls
+
+
 def main() -> None:
     folder, steps, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    if "devices" in words and int(os.environ["RANK"]) >= 2:
+        on_devices()
     with ps.connect() as worker:
         me = (worker.rank, worker.group_rank)
         torch.manual_seed(sum(me))  # the leader of worker 0 starts the job; the others are given its weights
@@ -53,6 +74,10 @@ def main() -> None:
                 loss.backward()
             given = [None if it.grad is None else it.grad.clone() for it in model.parameters()]
             optimizer.step()
+            if "meets" in words and step == MEETS and me[0] == 1:
+                if me[1] == 1:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                torch.distributed.barrier(worker.group)
             rows.append(
                 {
                     "gradients": given,

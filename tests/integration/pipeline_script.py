@@ -23,6 +23,13 @@ BATCH = 16
 LOSS = torch.nn.functional.mse_loss
 
 
+def _refused(*_: object, **__: object) -> None:
+    raise AssertionError("stages say nothing to each other that is pickled: their shapes are known")
+
+
+torch.distributed.send_object_list = torch.distributed.recv_object_list = _refused
+
+
 def build() -> torch.nn.Module:
     torch.manual_seed(7)
     blocks = [torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.Tanh()) for _ in range(4)]
@@ -97,6 +104,8 @@ def main() -> None:
         dies = worker.rank == worker.group_rank == 1
         if dies and "dies in its schedule" in words:
             die_in_third_schedule(model)
+        draws = torch.Generator().manual_seed(worker.group_rank)  # each step draws once
+        worker.register_state("draws", draws)
         steps += worker.step if "more" in words else 0
         losses = []
         while worker.step < steps:
@@ -105,6 +114,7 @@ def main() -> None:
             losses.append(
                 pipe.step(*batch, loss_fn=LOSS).item() if parts else by_micro_batches(model, *batch)
             )
+            torch.rand(1, generator=draws)
             if "print" in words:
                 print("step", len(losses), flush=True)
             if dies and len(losses) == 3 and "dies before its push" in words:
@@ -123,6 +133,7 @@ def main() -> None:
                 "losses": losses,
                 "state": state,
                 "cuts": parts,
+                "draw": torch.rand(1, generator=draws).item(),
                 "devices": {it.device for it in state.values()},
             },
             folder / f"{worker.rank}-{worker.group_rank}.pt",

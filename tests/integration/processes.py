@@ -140,13 +140,19 @@ def run(*command: str) -> Process:
     return Process(" ".join(command), process.pid, process.stdout, process.wait)
 
 
+lent: ForkServer | None = None  # by the zygote that began this process: see `zygote.py`
+
+
 class Zygote:
-    """Starts the project's commands by forking; see `zygote.py`."""
+    """Starts the project's commands by forking; see `zygote.py`.
+
+    In a process that another one has begun it is forked from that.
+    """
 
     def __init__(self, *modules: str) -> None:
         """Modules, if they are installed, are imported once, for all its children."""
         run = f"runpy.run_path({ZYGOTE!r}, run_name='__main__')"
-        self._server = ForkServer(f"import runpy, sys; sys.argv += {list(modules)!r}; {run}")
+        self._server = lent or ForkServer(f"import runpy, sys; sys.argv += {list(modules)!r}; {run}")
 
     def start(self, *command: str, environment: Mapping[str, str] | None = None) -> Process:
         """As `start` above, in a hundredth of the time."""

@@ -1,8 +1,8 @@
 """A group whose ranks are on two hosts: a namespace each, with a link between them.
 
-Run inside `UNSHARE`; arguments: a folder, the size of the group, and options of `ps-worker`. The first half
-of the ranks is on the first host, with the server. It says how each rank has ended, how many bytes have gone
-over the link each way, and what the ranks have said.
+Begun by `tests.faults.apart`; arguments: a folder, the size of the group, and options of `ps-worker`. The
+first half of the ranks is on the first host, with the server. It says how each rank has ended, how many bytes
+have gone over the link each way, and what the ranks have said.
 """
 
 from __future__ import annotations

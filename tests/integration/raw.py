@@ -150,9 +150,9 @@ class RawWorker:
         """An encoded frame of this worker."""
         return wire.encode(Frame(kind=kind, **{"worker": 0, "incarnation": 1, **fields}))
 
-    def open(self, shard: int) -> shard_pb2.OpenReply:
-        """A token that is just given out, and the carriers that are offered."""
-        request = shard_pb2.OpenRequest(job=self.job, worker=0, incarnation=1)
+    def open(self, shard: int, rank: int = 0) -> shard_pb2.OpenReply:
+        """A token that is just given out, for a rank, and the carriers that are offered."""
+        request = shard_pb2.OpenRequest(job=self.job, worker=0, incarnation=1, rank=rank)
         reply: shard_pb2.OpenReply = ShardStub(self._channels[shard]).Open(
             request, timeout=LIMIT_S, metadata=self._metadata
         )
@@ -160,7 +160,8 @@ class RawWorker:
 
     def hello(self, shard: int, **fields: Any) -> bytes:
         """A HELLO with a token that was just given out."""
-        return self.frame(Kind.HELLO, **{"meta": self.open(shard).token + self.job.encode(), **fields})
+        token = self.open(shard, fields.get("rank", 0)).token
+        return self.frame(Kind.HELLO, **{"meta": token + self.job.encode(), **fields})
 
     def connect(self, shard: int) -> DataStream:
         """A new data connection, greeted."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.faults.links import UNSHARE, refusal
-from tests.until import LIMIT_S
+from tests.faults import apart
+from tests.faults.links import refusal
+from tests.faults.restarting import Restarting
 
 from . import going_on, ranks_apart
 from .groups import SCRIPT, start_groups, start_rank
@@ -57,19 +57,21 @@ def mean_of(contributions: list[list[torch.Tensor | None]]) -> list[torch.Tensor
     return made
 
 
-@pytest.mark.parametrize(("reduce", "words"), [("gloo", ()), ("shm", ("large", "views", "plain"))])
+@pytest.mark.parametrize(("reduce", "words"), [("gloo", ("devices",)), ("shm", ("large", "views", "plain"))])
 def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
     spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, words: tuple[str, ...]
 ) -> None:
     """Over shared memory all ranks of both groups map the weights of a model of this size, too.
 
-    With "views" the gradients of worker 0 lie where the shards read those of both ranks, and stay so.
+    With "views" the gradients of worker 0 lie where the shards read those of both ranks, and stay so. With
+    "devices" worker 1 reduces where the gradients are, as on GPUs over NCCL.
     """
     options = ("--group-reduce", reduce)
     ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), *words, options=options)
     codes = end_all(ranks)
     assert codes == [0] * 4, "\n".join(rank.text for group in ranks for rank in group)
     assert f"gradients are reduced over {reduce}" in ranks[0][0].text
+    assert ("gradients are reduced over nccl" in ranks[1][0].text) == ("devices" in words)
 
     rows = rows_of(tmp_path)
     weights = [torch.nn.Parameter(it.clone()) for it in rows[0, 0][0]["weights"]]
@@ -90,21 +92,16 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
 
 
 def test_ranks_on_two_hosts_take_the_same_steps_and_send_each_link_what_one_rank_would(
-    tmp_path: Path,
+    spawn: Start, tmp_path: Path
 ) -> None:
     """No address but that of the server is named. Of four ranks two are on each host, and sum there first."""
     size = 4
     if (why := refusal()) is not None:
         pytest.skip(why)
-    done = subprocess.run(
-        [*UNSHARE, sys.executable, "-m", "tests.integration.ranks_apart", str(tmp_path), str(size)],
-        capture_output=True,
-        text=True,
-        timeout=3 * LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    words = apart.command("tests.integration.ranks_apart", str(tmp_path), str(size))
+    done = spawn(*words, **apart.ENVIRONMENT)
+    assert done.wait_end() == 0, done.text
+    found = json.loads(done.lines[-1])
     assert found["codes"] == [0] * size, found["said"]
     assert "gradients are reduced over hosts" in found["said"][0]
     rows = [torch.load(tmp_path / f"0-{rank}.pt") for rank in range(size)]
@@ -257,7 +254,7 @@ def test_ranks_with_different_models_are_refused_by_name_on_all_ranks(
 
     assert [rank.wait_end() for rank in ranks] == [78, 78]
     for rank in ranks:
-        assert "TableMismatch: rank 1 of this group has another model than rank 0" in rank.text
+        assert "TableMismatch: rank 1 of this group has another model or optimizer than rank 0" in rank.text
 
 
 def test_a_rank_that_leaves_its_loop_early_is_named_and_nobody_hangs(
@@ -344,7 +341,10 @@ def test_each_sample_comes_once_an_epoch_and_ranks_have_equally_many_batches(
 def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_the_same_bits(
     spawn: Start, cluster: Servers, tmp_path: Path
 ) -> None:
-    """Two groups of two: each rank with its own generators, buffers, and what it has registered."""
+    """Two groups of two: each rank with its own generators, buffers, and what it has registered.
+
+    Going on, they take a rolling restart of both servers in their stride.
+    """
     options = "--snapshot-dir", f"{tmp_path}/snapshots", "--snapshot-every", "5steps"
     script, folder, job = str(Path(going_on.__file__)), str(tmp_path), fresh_job()
     servers = Servers(spawn, 1, *options)
@@ -353,9 +353,17 @@ def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_t
     for process in (*servers.processes, *groups[0], *groups[1]):
         process.kill()
 
-    servers = Servers(spawn, 2, *options)
-    assert end_all(start_groups(spawn, servers, script, folder, "more", job=job)) == [0] * 4
-    servers.close()
+    restarting = Restarting(spawn, tmp_path / "snapshots", *options[2:])
+    (tmp_path / "halts").touch()
+    groups = start_groups(spawn, restarting, script, folder, "more", job=job)
+    groups[0][0].wait_line("^halts")
+    for shard in range(2):
+        restarting.processes[shard].signal(signal.SIGTERM)
+        assert restarting.processes[shard].wait_end() == 0
+        restarting.again(shard)
+    (tmp_path / "goes on").touch()
+    assert end_all(groups) == [0] * 4
+    restarting.close()
     steps = going_on.steps_of(tmp_path)
     assert steps > going_on.MORE
     assert end_all(start_groups(spawn, cluster, script, folder, str(steps))) == [0] * 4
@@ -521,6 +529,10 @@ with ps.connect() as worker:
     assert rank or torch.equal(one, torch.full((4,), 3.0))
     one = mine.clone(); dist.all_reduce(one, group=group); same(one, torch.full((4,), 3.0))
     into = torch.zeros(2); dist.reduce_scatter_tensor(into, mine.clone(), group=group); same(into, [3.0, 3.0])
+    try:
+        torch.nn.SyncBatchNorm(3, process_group=group)(torch.ones(2, 3))
+    except ValueError as error:
+        print("on the host:", error, flush=True)
     dist.barrier(group)
     print("all", rank, worker.local_rank, worker.is_first, flush=True)
 """
@@ -537,6 +549,7 @@ def test_calls_of_torch_distributed_reach_the_ranks_of_the_group(
     assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
     assert "all 0 0 True" in ranks[0].lines
     assert "all 1 1 False" in ranks[1].lines
+    assert "on the host: SyncBatchNorm expected input tensor to be on GPU" in ranks[0].text
 
 
 def test_one_command_starts_all_ranks_of_its_groups(spawn: Start, cluster: Servers, tmp_path: Path) -> None:

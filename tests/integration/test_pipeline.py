@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,9 @@ import pytest
 import torch
 
 from ps_worker.memory.os_memory import can_overlay
-from tests.faults.links import UNSHARE, refusal
-from tests.until import LIMIT_S, until
+from tests.faults import apart
+from tests.faults.links import refusal
+from tests.until import until
 
 from . import stages_apart
 from .pipeline_script import batch_of
@@ -82,6 +81,7 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
 def test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits(
     spawn: Start, tmp_path: Path
 ) -> None:
+    """Each stage draws on where it was; one that was not there begins."""
     folder, job = str(tmp_path), fresh_job()
     options = "--snapshot-dir", f"{folder}/snapshots", "--snapshot-every", "5steps"
     servers = Servers(spawn, 1, *options)
@@ -98,23 +98,21 @@ def test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_b
     rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(3)]
     state = {name: it for row in rows for name, it in row["state"].items()}
     assert [len(row["losses"]) for row in rows] == [3, 3, 3]
+    for stage, drawn in enumerate((int(said[1]) + 3, int(said[1]) + 3, 3)):
+        draws = torch.rand(drawn + 1, generator=torch.Generator().manual_seed(stage))
+        assert rows[stage]["draw"] == draws[-1].item()
     assert all(torch.equal(it, state[name]) for name, it in model.state_dict().items())
     servers.close()
 
 
-def test_stages_on_two_hosts_find_each_other_and_send_over_the_link(tmp_path: Path) -> None:
+def test_stages_on_two_hosts_find_each_other_and_send_over_the_link(spawn: Start, tmp_path: Path) -> None:
     """No address but that of the server is named; weights are those of one process."""
     if (why := refusal()) is not None:
         pytest.skip(why)
-    done = subprocess.run(
-        [*UNSHARE, sys.executable, "-m", "tests.integration.stages_apart", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=3 * LIMIT_S,
-        check=False,
-    )
-    found = re.search(r"codes \[0, 0\] bytes (\d+)", done.stdout)
-    assert found is not None, done.stdout + done.stderr
+    done = spawn(*apart.command("tests.integration.stages_apart", str(tmp_path)), **apart.ENVIRONMENT)
+    assert done.wait_end() == 0, done.text
+    found = re.search(r"codes \[0, 0\] bytes (\d+)", done.text)
+    assert found is not None, done.text
     activations = stages_apart.STEPS * batch_of(0, 0)[0].nbytes
     assert int(found[1]) > activations
     model, _ = one_process(1, stages_apart.STEPS)

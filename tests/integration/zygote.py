@@ -3,7 +3,7 @@
 Its program, run with the numbers of a socket and of the process that started it, and then with names of
 modules that are imported before the first fork, too, if they are installed. Modules that a child's
 TESTS_INSTALL names are imported in it, and their `install()` is called, before its command begins. A `ps-lab`
-has a fork server of its own at once, which need not import all anew.
+has a fork server of its own at once, which need not import all anew; so has a module (`python -m`).
 """
 
 import importlib
@@ -35,9 +35,10 @@ def is_installed(module: str) -> bool:
 
 
 def lend_fork_server(threads: int) -> None:
-    """Forks another fork server from this process, and has the command that comes use it."""
+    """Forks another fork server from this process, and has the command or module that comes use it."""
     from ps_lab.cluster import fork_server  # noqa: PLC0415
     from ps_wire.process import die_with_parent  # noqa: PLC0415
+    from tests.integration import processes  # noqa: PLC0415
 
     ours, theirs = socket.socketpair()
     parent = os.getpid()
@@ -51,7 +52,7 @@ def lend_fork_server(threads: int) -> None:
         finally:
             os._exit(0)
     theirs.close()
-    fork_server.shared = fork_server.ForkServer(link=ours)
+    fork_server.shared = processes.lent = fork_server.ForkServer(link=ours)
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
 
     def prepare() -> None:
         install()
-        if sys.argv[0] == "ps-lab":
+        if sys.argv[0] in ("ps-lab", fork_server.MODULE):
             lend_fork_server(threads)
 
     fork_server.serve(control, threads, prepare)

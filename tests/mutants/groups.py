@@ -17,8 +17,129 @@ PROMISE = "tests/unit/ps_worker/membership/test_snapshot_promise.py"
 CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
 
 CLIPPED = f"{UNIT}/test_clipped_reduce.py"
+DEVICES, GPUS = f"{UNIT}/test_device_collectives.py", f"{UNIT}/test_gpus.py"
+STAGING = "tests/contracts/test_staging.py"
 
 MUTANTS = (
+    Mutant(
+        name="groups: ranks are silent while the one that looks is held up itself",
+        file="ps_worker/group/watch.py",
+        text="            seen_s = since_s + late_s if sign == last else now_s\n",
+        fault="            seen_s = since_s if sign == last else now_s\n",
+        tests=(f"{WATCH}::test_time_in_which_a_rank_did_not_look_itself_is_no_silence_of_others",),
+    ),
+    Mutant(
+        name="groups: a store that was not asked is silent",
+        file="ps_worker/group/watch.py",
+        text="        finally:\n            self._asked_s = None\n",
+        fault="        finally:\n            pass\n",
+        tests=(f"{WATCH}::test_a_rank_that_asks_nothing_for_a_while_takes_no_store_for_silent",),
+    ),
+    Mutant(
+        name="groups: a rank with another setting than rank 0 goes on",
+        file="ps_worker/group/alike.py",
+        text="            if one.get(name) != first:\n",
+        fault="            if one.get(name) is None:\n",
+        tests=(f"{UNIT}/test_alike.py::test_a_rank_with_another_setting_is_named_on_all_ranks",),
+    ),
+    Mutant(
+        name="groups: ranks need not have the same consistency",
+        file="ps_worker/settings.py",
+        text='            "--consistency": str(self.consistency),\n',
+        fault="",
+        tests=(f"{UNIT}/test_alike.py::test_a_rank_with_another_setting_is_named_on_all_ranks",),
+    ),
+    Mutant(
+        name="groups: one that is refused while it forms goes on in the background",
+        file="ps_worker/group/group.py",
+        text="        except BaseException:\n            self.leave()\n            raise\n",
+        fault="        except BaseException:\n            raise\n",
+        tests=(f"{UNIT}/test_group.py::test_a_group_that_is_refused_while_it_forms_leaves_no_thread_behind",),
+    ),
+    Mutant(
+        name="groups: a script that waits in a call of torch's for a rank that hangs waits on",
+        file="ps_worker/group/group.py",
+        text="            self._abort.when_set(lambda _: cut(made, ranks))\n",
+        fault="            del made\n",
+        tests=(f"{FAULTS}::test_a_rank_that_hangs_ends_its_group_within_the_lease",),
+    ),
+    Mutant(
+        name="groups: a call of torch's that ends with the group is an error of the script's",
+        file="ps_worker/worker.py",
+        text="            self._group.check()  # it was of",
+        fault="            pass  # it was of",
+        tests=(f"{FAULTS}::test_a_rank_that_hangs_ends_its_group_within_the_lease",),
+    ),
+    Mutant(
+        name="groups: of what is reduced on devices the sum is pushed",
+        file="ps_worker/group/device_collectives.py",
+        text="copy_(total.div_(count), non_blocking=True)",
+        fault="copy_(total, non_blocking=True)",
+        tests=(f"{DEVICES}::test_of_the_mean_what_a_rank_owns_comes_to_its_host_and_nothing_else",),
+    ),
+    Mutant(
+        name="groups: a rank without a gradient adds that of its step before, on its device",
+        file="ps_worker/group/device_collectives.py",
+        text="                terms.zero_()\n",
+        fault="                terms.copy_(flat)\n",
+        tests=(f"{DEVICES}::test_a_rank_without_a_gradient_takes_part_and_is_left_out_of_the_mean",),
+    ),
+    Mutant(
+        name="groups: what is reduced on devices is written where the script's gradients lie",
+        file="ps_worker/group/device_collectives.py",
+        text="            terms = self._whole.like(flat)\n            if mine:\n                terms.copy_(flat)\n",
+        fault="            terms = flat\n            if mine:\n                pass\n",
+        tests=(f"{DEVICES}::test_of_the_mean_what_a_rank_owns_comes_to_its_host_and_nothing_else",),
+    ),
+    Mutant(
+        name="groups: weights of partitions that no round has stay on their owner's device",
+        file="ps_worker/group/device_collectives.py",
+        text="            self._calls.broadcast(_bytes(_slice(shown, of[0])), self._owners[of[0].index]).wait()\n",
+        fault="",
+        tests=(f"{DEVICES}::test_weights_that_each_rank_has_pulled_come_to_all_devices_to_the_bit",),
+    ),
+    Mutant(
+        name="groups: a collective that fails ends its thread, and says nothing",
+        file="ps_worker/group/device_collectives.py",
+        text="            except RuntimeError as error:\n",
+        fault="            except LookupError as error:\n",
+        tests=(f"{DEVICES}::test_a_collective_that_fails_ends_the_group_and_says_why",),
+    ),
+    Mutant(
+        name="groups: gradients of a table on devices are copied to the host",
+        file="ps_worker/memory/table_memory.py",
+        text="        return self.gradients if self.on_device is None else self.on_device.gradients\n",
+        fault="        return self.gradients\n",
+        tests=(f"{GROUPS}::test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit",),
+    ),
+    Mutant(
+        name="groups: two hosts with a GPU each are taken for one with one",
+        file="ps_worker/group/gpus.py",
+        text="        other = by_gpu.setdefault((hosts.of(rank), gpu), rank)\n",
+        fault="        other = by_gpu.setdefault((0, gpu), rank)\n",
+        tests=(f"{GPUS}::test_a_table_is_reduced_on_gpus_where_it_is_on_another_one_of_each_rank",),
+    ),
+    Mutant(
+        name="groups: ranks of one host that see the same GPU count as having two",
+        file="ps_worker/group/gpus.py",
+        text="        if count < len(ranks):\n",
+        fault="        if not count:\n",
+        tests=(f"{GPUS}::test_each_rank_needs_a_gpu_of_its_own",),
+    ),
+    Mutant(
+        name="staging: work in a lane does not wait for what was queued before",
+        file="ps_worker/memory/staging.py",
+        text="        self._stream.wait_event(mark)\n        with self._module.stream(self._stream):\n            yield\n",
+        fault="        with self._module.stream(self._stream):\n            yield\n",
+        tests=(f"{STAGING}::test_work_in_a_lane_begins_after_its_mark_and_is_done_at_its_end",),
+    ),
+    Mutant(
+        name="staging: work in a lane is not waited for",
+        file="ps_worker/memory/staging.py",
+        text="        self._stream.record_event().synchronize()\n",
+        fault="        self._stream.record_event()\n",
+        tests=(f"{STAGING}::test_work_in_a_lane_begins_after_its_mark_and_is_done_at_its_end",),
+    ),
     Mutant(
         name="groups: each rank clips by the norm of what it owns",
         file="ps_worker/group/clipped_reduce.py",
@@ -59,8 +180,8 @@ MUTANTS = (
     Mutant(
         name="groups: a rank captures for a cut that its leader has given up",
         file="ps_worker/membership/snapshot_promise.py",
-        text="            self._number = self._cut = None\n            if cut is not None:\n",
-        fault="            if cut is not None:\n",
+        text="            self._number = self._cut = None\n            if cut is None:\n",
+        fault="            if cut is None:\n",
         tests=(
             f"{PROMISE}::test_a_rank_captures_where_its_leader_has_foretold_and_no_cut_that_was_given_up",
         ),
@@ -99,6 +220,20 @@ MUTANTS = (
         text="Mode.WATCHING if any(written) else Mode.WAITING",
         fault="Mode.WAITING",
         tests=(f"{GROUPS}::test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on",),
+    ),
+    Mutant(
+        name="groups: a process that comes to a group which trains waits until the start limit",
+        file="ps_server/coordinator/meetings.py",
+        text="            meeting.check_free(guest, holder, self._clock())\n",
+        fault="            assert holder\n",
+        tests=(MEETINGS,),
+    ),
+    Mutant(
+        name="groups: a process of a group that is about to end, and forms again, is refused",
+        file="ps_server/coordinator/meetings.py",
+        text="max(ENDS_LEASES * held.lease_s, SILENT_S)",
+        fault="SILENT_S",
+        tests=(MEETINGS,),
     ),
     Mutant(
         name="groups: a rank that was not there takes rank 0's generators",
@@ -219,8 +354,8 @@ MUTANTS = (
     Mutant(
         name="groups: a silent rank is not missed",
         file="ps_worker/group/watch.py",
-        text="            elif now_s - since_s > self._silent_s:\n",
-        fault="            elif False:\n",
+        text="            if now_s - seen_s > self._silent_s:\n",
+        fault="            if False:\n",
         tests=(f"{WATCH}::test_a_rank_that_is_silent_for_half_a_lease_ends_the_group_and_is_named",),
     ),
     Mutant(

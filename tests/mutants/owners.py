@@ -269,7 +269,7 @@ MUTANTS = (
         file="ps_worker/group/channel.py",
         text='        self._compare(str(said.fields.get("what")), self.ranks.rank, Said({"what": what}))\n',
         fault="        pass\n",
-        tests=(f"{CHANNEL}::test_who_says_something_else_to_all_is_named_on_all",),
+        tests=(f"{CHANNEL}::test_what_the_leader_says_of_something_else_is_no_answer",),
     ),
     Mutant(
         name="owners: who waits for servers does not hear that the group has ended",

@@ -153,4 +153,99 @@ MUTANTS = (
         fault="grpc.max_connection_idle_never_ms",
         tests=("tests/security/test_strangers.py::test_a_connection_without_calls_ends",),
     ),
+    Mutant(
+        name="meetings: the groups of one job take the places of another's",
+        file="ps_server/coordinator/meetings.py",
+        text="            if meeting is None and len(meetings) >= MAX_MEETINGS:\n",
+        fault="            if meeting is None and sum(map(len, self._meetings.values())) >= MAX_MEETINGS:\n",
+        tests=("tests/unit/ps_server/coordinator/test_meetings.py",),
+    ),
+    Mutant(
+        name="meetings: the ranks of a job are not counted",
+        file="ps_server/coordinator/meetings.py",
+        text=">= MAX_RANKS:\n",
+        fault=">= 1 << 40:\n",
+        tests=("tests/unit/ps_server/coordinator/test_meetings.py",),
+    ),
+    Mutant(
+        name="meetings: who has come asks again and is refused",
+        file="ps_server/coordinator/meetings.py",
+        text="        if not meeting.knows(guest) and sum(",
+        fault="        if sum(",
+        tests=("tests/unit/ps_server/coordinator/test_meetings.py",),
+    ),
+    Mutant(
+        name="meetings: there are those of any number of jobs",
+        file="ps_server/coordinator/meetings.py",
+        text="        if job not in self._meetings and len(self._meetings) >= MAX_JOBS:\n",
+        fault="        if False:\n",
+        tests=("tests/unit/ps_server/coordinator/test_meetings.py",),
+    ),
+    Mutant(
+        name="readers: those of one job take the places of another's",
+        file="ps_server/coordinator/readers.py",
+        text="sum(it.bound_to == bound_to for it in self._talking.values())",
+        fault="len(self._talking)",
+        tests=(
+            "tests/component/connections/test_access.py::test_who_has_the_token_of_one_job_takes_no_readers_place_of_another",
+        ),
+    ),
+    Mutant(
+        name="hand-off: facts of all jobs stand in the header, which has a limit",
+        file="ps_server/shard/hand_off_file.py",
+        text=", DATA: (BYTES, [end], end)}, {})\n",
+        fault=', DATA: (BYTES, [end], end)}, {"facts": text.decode()})\n',
+        tests=("tests/unit/ps_server/shard/test_hand_off.py",),
+    ),
+    Mutant(
+        name="hand-off: a tensor begins at any byte",
+        file="ps_server/shard/hand_off_file.py",
+        text="        begin = end + -end % ALIGNMENT\n",
+        fault="        begin = end\n",
+        tests=("tests/unit/ps_server/shard/test_hand_off.py",),
+    ),
+    Mutant(
+        name="hand-off: each partition looks through the names of all",
+        file="ps_server/shard/hand_off.py",
+        text="        held = replace(cell.tensors, other=other, kept=self._kept[index])\n",
+        fault=(
+            "        prefix = f'{self._table}/{KEPT}/{index}/'\n"
+            "        kept = {int(it.removeprefix(prefix)): self._tensors[it] for it in self._tensors if it.startswith(prefix)}\n"
+            "        held = replace(cell.tensors, other=other, kept=kept)\n"
+        ),
+        tests=("tests/unit/ps_server/shard/test_hand_off.py",),
+    ),
+    Mutant(
+        name="hand-off: weights of older versions are not taken up",
+        file="ps_server/shard/hand_off.py",
+        text="        held = replace(cell.tensors, other=other, kept=self._kept[index])\n",
+        fault="        held = replace(cell.tensors, other=other)\n",
+        tests=(
+            "tests/unit/ps_server/shard/test_hand_off.py",
+            "tests/unit/ps_server/shard/test_hand_off_backup.py",
+        ),
+    ),
+    Mutant(
+        name="stages: shapes are told from stage to stage, pickled",
+        file="ps_worker/pipeline/pipeline.py",
+        text="                output_args=shapes[stage + 1],\n",
+        fault="",
+        tests=(
+            "tests/integration/test_pipeline.py::test_pipelines_come_to_the_bits_of_one_process_over_the_same_micro_batches",
+        ),
+    ),
+    Mutant(
+        name="watch: after a bug the last look stays the last",
+        file="ps_lab/status/watch.py",
+        text='watched.endless_thread("watch", self._look, log=logger, pause=self._closed.wait)',
+        fault='watched.thread("watch", self._look, log=logger)',
+        tests=("tests/unit/ps_lab/status/test_watch.py",),
+    ),
+    Mutant(
+        name="manifests: those that wait hold threads that other jobs need",
+        file="ps_server/shard/service.py",
+        text="                pool = self._manifests if file.name == MANIFEST else None\n",
+        fault="                pool = None\n",
+        tests=("tests/unit/ps_server/shard/test_service.py",),
+    ),
 )

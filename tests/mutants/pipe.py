@@ -9,7 +9,63 @@ HELD = "tests/unit/ps_worker/memory/test_held_buckets.py"
 SPARE = f"{PIPELINES}::test_a_stage_has_memory_for_its_own_parameters_alone_and_for_no_others_when_it_leaves"
 TIED = f"{PIPELINES}::test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process"
 
+CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
+LATER = f"{CAPTURE}::test_all_stages_capture_at_one_step_though_they_hear_of_a_cut_a_step_later"
+
 MUTANTS = (
+    Mutant(
+        name="of stages with other models the checksums are said, and no parameter",
+        file="ps_worker/pipeline/pipeline.py",
+        text="                if what in lists:  #",
+        fault="                if not facts:  #",
+        tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
+    ),
+    Mutant(
+        name="one stage alone finds that a module has no first values, and the others wait for it",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        own_parameters.check_first_values(model)\n",
+        fault="",
+        tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
+    ),
+    Mutant(
+        name="stages are promised a step that one may have begun before it hears of the cut",
+        file="ps_worker/job/group_capture.py",
+        text="FORETELLS, FORETELLS_STAGES = 1, 2 ",
+        fault="FORETELLS, FORETELLS_STAGES = 1, 1 ",
+        tests=(LATER,),
+    ),
+    Mutant(
+        name="a stage that hears of a cut again captures a second time",
+        file="ps_worker/membership/snapshot_promise.py",
+        text="            elif cut.number != self.captured:\n",
+        fault="            else:\n",
+        tests=(LATER,),
+    ),
+    Mutant(
+        name="a snapshot of a pipeline has what stage 0 draws from alone",
+        file="ps_worker/job/job_link.py",
+        text="        if group is not None:\n            promises =",
+        fault="        if group is not None and not settings.pipeline:\n            promises =",
+        tests=(
+            f"{PIPELINES}::test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_bits",
+        ),
+    ),
+    Mutant(
+        name="stages say nothing of a cut with their weights",
+        file="ps_worker/group/stage_traffic.py",
+        text="            mine |= self._rider.say(self._table, step - 1)\n",
+        fault="            self._rider.say(self._table, step - 1)\n",
+        tests=(LATER,),
+    ),
+    Mutant(
+        name="a stage packs its buffers, and takes them where blocks have moved to it",
+        file="ps_worker/job/side_state.py",
+        text="self.of_tables() if self._with_buffers else {}",
+        fault="self.of_tables()",
+        tests=(
+            f"{CAPTURE}::test_a_stage_takes_the_buffers_that_rank_0_has_of_all_stages_and_its_own_generators",
+        ),
+    ),
     Mutant(
         name="a bucket may hold parameters of two stages",
         file="ps_wire/spec/plan.py",

@@ -147,9 +147,9 @@ MUTANTS = (
     ),
     Mutant(
         name="laws: the bound on tau is one too large",
-        file=f"{COMPARE}/laws.py",
-        text="return (2 * parsed.staleness + 1) * (num_workers - 1)",
-        fault="return (2 * parsed.staleness + 1) * num_workers",
+        file="ps_wire/spec/staleness.py",
+        text="return (2 * staleness + 1) * (num_workers - 1)",
+        fault="return (2 * staleness + 1) * num_workers",
         tests=(f"{COMPARE_TESTS}/test_laws.py::test_law_6_sees_a_tau_above_its_bound",),
     ),
     Mutant(

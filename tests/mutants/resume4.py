@@ -251,4 +251,13 @@ MUTANTS = (
         fault="                        pass\n",
         tests=(f"{UNTRAINED}::test_the_end_of_a_job_without_a_table_is_not_said_to_be_a_broken_connection",),
     ),
+    Mutant(
+        name="again: an epoch that was asked for between two is begun, though the loop goes elsewhere",
+        file="ps_worker/job/job_link.py",
+        text="                if not self._listener.arrived():  # else the job would have an epoch that nobody begins\n",
+        fault="                if False:\n",
+        tests=(
+            "tests/component/snapshots/test_loops.py::test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after",
+        ),
+    ),
 )

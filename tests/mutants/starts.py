@@ -42,7 +42,7 @@ MUTANTS = (
         text="    return FoundHandOff(path=path, written=written, inherited=inherited)\n",
         fault=(
             "    found = FoundHandOff(path=path, written=written, inherited=inherited)\n"
-            "    Found.use_up(found)\n"
+            "    found.use_up()\n"
             "    return found\n"
         ),
         tests=(STARTS, HAND_OFF),

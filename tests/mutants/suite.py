@@ -7,6 +7,9 @@ OF_HANDLES = ("tests/unit/ps_lab/cluster/test_process_handle.py",)
 OF_THE_WATCHDOG = ("tests/unit/test_watchdog.py",)
 OF_SOAKS = ("tests/unit/test_soak.py",)
 OF_SERVICES = ("tests/component/test_service.py",)
+OF_WHAT_IS_LEFT = ("tests/unit/test_left_behind.py",)
+OF_ARCHITECTURE = ("tests/unit/docs/test_architecture.py",)
+APART = "tests/integration/test_pipeline.py::test_stages_on_two_hosts_find_each_other_and_send_over_the_link"
 
 MUTANTS = (
     Mutant(
@@ -148,5 +151,40 @@ MUTANTS = (
         text="drop(job, force=False)",
         fault="drop(job, force=True)",
         tests=OF_SERVICES,
+    ),
+    Mutant(
+        name="a test may leave a variable of ours behind",
+        file="tests/left_behind.py",
+        text="        for name in sorted(before.keys() | come)\n",
+        fault="        for name in sorted(before)\n",
+        tests=OF_WHAT_IS_LEFT,
+    ),
+    Mutant(
+        name="what a test leaves behind is not looked at",
+        file="tests/left_behind.py",
+        text="    with unchanged():\n        yield\n",
+        fault="    yield\n",
+        tests=OF_WHAT_IS_LEFT,
+    ),
+    Mutant(
+        name="a lock that stands in no table",
+        file="ps_worker/membership/round_barrier.py",
+        text="        self._changed = threading.Condition()\n",
+        fault="        self._changed = threading.Condition()\n        self._other = threading.Lock()\n",
+        tests=OF_ARCHITECTURE,
+    ),
+    Mutant(
+        name="a thread that stands in no table",
+        file="ps_worker/membership/noting.py",
+        text='watched.thread("ps-note", puts',
+        fault='watched.thread("ps-notes", puts',
+        tests=OF_ARCHITECTURE,
+    ),
+    Mutant(
+        name="a module in namespaces of its own is left in those of the tests",
+        file="tests/faults/apart.py",
+        text="    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWNS):\n",
+        fault="    if False:\n",
+        tests=(APART,),
     ),
 )

@@ -43,11 +43,13 @@ class Spoken:
         messages: frames, or nearly; nothing behind one that cannot be decoded would be looked at.
         descriptors: that go with the first message behind HELLO.
         member: whether it says a good HELLO first.
+        rank: of the worker, as whom it says so.
     """
 
     messages: Sequence[bytes]
     descriptors: Sequence[int]
     member: bool
+    rank: int
 
 
 def storm(
@@ -97,8 +99,9 @@ def storm(
 @contextmanager
 def _spoken(draw: random.Random, mutation: Mutation, worker: RawWorker, *, shares: bool) -> Iterator[Spoken]:
     messages: list[bytes] = []
+    rank = draw.choice((0, 0, 1))
     for _ in range(draw.randrange(1, MAX_FRAMES + 1)):
-        messages.append(_right(draw, worker) if draw.random() < 0.3 else mutation.frame(0, 1))
+        messages.append(_right(draw, worker, rank) if draw.random() < 0.3 else mutation.frame(0, 1, rank))
         try:
             wire.decode(messages[-1])
         except (FrameRefused, ProtocolMismatch):
@@ -106,28 +109,36 @@ def _spoken(draw: random.Random, mutation: Mutation, worker: RawWorker, *, share
     descriptors: list[int] = []
     member = draw.random() < 0.8
     if shares and member and draw.random() < 0.7:
-        descriptors = [_memory(draw.choice(SHARED_BYTES)) for _ in range(draw.choice((1, 2, 2, 2, 3)))]
+        descriptors = [_memory(draw.choice(SHARED_BYTES)) for _ in range(draw.choice((1, 2, 2, 2, 3, 4)))]
         share = wire.Frame(
-            kind=wire.Kind.SHARE, worker=0, incarnation=1, version=draw.choice((2, 2, 2, 1, 0, 9))
+            kind=wire.Kind.SHARE,
+            worker=0,
+            rank=rank,
+            incarnation=1,
+            version=draw.choice((len(descriptors), 2, 2, 1, 0, 9)),
+            hyper=draw.choice((0, 0, 1, 2, 3, (1 << 32) - 1)),  # descriptors of the ranks of its group
         )
         messages.insert(0, wire.encode(share))
     try:
-        yield Spoken(messages, descriptors, member)
+        yield Spoken(messages, descriptors, member, rank)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _right(draw: random.Random, worker: RawWorker) -> bytes:
+def _right(draw: random.Random, worker: RawWorker, rank: int) -> bytes:
     """A frame that is taken, if its step is the next: what is wrong comes before, between and after such."""
     partition = draw.choice([*worker.partitions()])
-    index = {"partition": partition.index, "meta": partition.index.to_bytes(4, "little")}
-    match draw.randrange(4):
+    listed = {"partition": partition.index, "meta": partition.index.to_bytes(4, "little"), "rank": rank}
+    match draw.randrange(5):
         case 0:
-            return worker.frame(wire.Kind.PULL, step=draw.randrange(3), **index)
+            return worker.frame(wire.Kind.PULL, step=draw.randrange(3), **listed)
         case 1:
-            return worker.frame(wire.Kind.ABSTAIN, step=draw.randrange(30), **index)
-    return worker.push(partition, draw.randrange(30))
+            return worker.frame(wire.Kind.ABSTAIN, step=draw.randrange(30), **listed)
+        case 2:  # its gradient is where the ranks of its group have theirs, if it shares that
+            of_ranks = {"payload": b"", "flags": wire.SHARED | wire.RANKS, "rank": rank}
+            return worker.push(partition, draw.randrange(30), **of_ranks)
+    return worker.push(partition, draw.randrange(30), rank=rank)
 
 
 def _memory(nbytes: int) -> int:
@@ -140,7 +151,7 @@ def _memory(nbytes: int) -> int:
 
 
 def _connection(worker: RawWorker, carrier: Carrier, spoken: Spoken) -> Counter[str]:
-    opened = worker.open(0)
+    opened = worker.open(0, spoken.rank)
     (address,) = [offer.address for offer in opened.carriers if offer.name == _offered(carrier)]
     received = bytearray()
     end = "ended"
@@ -149,7 +160,8 @@ def _connection(worker: RawWorker, carrier: Carrier, spoken: Spoken) -> Counter[
             if spoken.member:
                 flags = wire.SHARED if carrier is Carrier.SHM else 0
                 meta = opened.token + worker.job.encode()
-                connected.sendall(worker.frame(wire.Kind.HELLO, flags=flags, meta=meta))
+                hello = worker.frame(wire.Kind.HELLO, flags=flags, meta=meta, rank=spoken.rank)
+                connected.sendall(hello)
             for number, message in enumerate(spoken.messages):
                 if number == 0 and spoken.descriptors:
                     socket.send_fds(connected, [message], spoken.descriptors)
@@ -181,7 +193,7 @@ def _frames(received: bytearray) -> Iterator[bytes]:
 
 
 def _call(channel: grpc.Channel, worker: RawWorker, spoken: Spoken, metadata: Metadata) -> Counter[str]:
-    messages = [*([worker.hello(0)] if spoken.member else []), *spoken.messages]
+    messages = [*([worker.hello(0, rank=spoken.rank)] if spoken.member else []), *spoken.messages]
     call = channel.stream_stream("/ps_wire.v1.Shard/Data")(iter(messages), timeout=LIMIT_S, metadata=metadata)
     ended: Counter[str] = Counter()
     try:

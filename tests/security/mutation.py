@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from ps_wire.frames.frame import PROTOCOL, Frame, Kind, encode
+from ps_wire.frames.frame import PROTOCOL, PULLS, RANKS, SHARED, Frame, Kind, encode
 from ps_wire.frames.messages import table_to_proto
 from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import coordinator_pb2, shard_pb2, spec_pb2
@@ -32,6 +32,7 @@ TEXTS = (
     *("start/0", "optimizer/0", "snapshot/0", "cut", "../../etc/passwd", "manifest.json", "\x00", "%s%n"),
     *("a\nWARNING forged", "\x1b[2J\x1b]0;x\x07", "\u202e\u2028", "\U0001f600", "x" * 64, "x" * 65),
 )
+FLAGS = (0, 0, 0, *(1 << bit for bit in range(8)), SHARED | RANKS, SHARED | RANKS | PULLS)
 _TYPES = FieldDescriptor
 
 
@@ -65,6 +66,7 @@ def talks(job: str) -> dict[str, list[Message]]:
         number=0,
         parameters=(ParameterSpec(name="w", shape=(40, 20)), ParameterSpec(name="b", shape=(20,))),
         optimizer=OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),))),
+        stages=(0, 1),
     )
     progress = pb.Progress(step=3, samples=12, waited_s=0.5, metrics={"loss": 1.0}, waits="for worker 1")
     member = [
@@ -86,6 +88,7 @@ def talks(job: str) -> dict[str, list[Message]]:
     ]
     key = pb.StateKey(job=job, worker=0, incarnation=1, name="start/0")
     mark = pb.Mark(step=1, batches=2)
+    rank = {"protocol": PROTOCOL, "job": job, "size": 2, "host": "here", "machine": "m"}
     calls: dict[str, list[Message]] = {
         "Member": list(member),
         "Read": list(read),
@@ -95,8 +98,13 @@ def talks(job: str) -> dict[str, list[Message]]:
         "Collect": [
             pb.CollectRequest(job=job, worker=0, incarnation=1, number=0, form="x", op="mean", values=[1.0])
         ],
+        "BeginEpoch": [pb.EpochRequest(job=job, worker=0, incarnation=1, epoch=1, stop=3)],
+        "Meet": [
+            pb.MeetRequest(**rank, rank=1, process="b"),
+            pb.MeetRequest(**rank, rank=0, process="a", address="127.0.0.1:5000"),
+        ],
         "Snapshot": [pb.SnapshotRequest(job=job)],
-        "Open": [shard_pb2.OpenRequest(job=job, worker=0, incarnation=1)],
+        "Open": [shard_pb2.OpenRequest(job=job, worker=0, incarnation=1, rank=1)],
         "Dump": [shard_pb2.DumpRequest(key=shard_pb2.TableKey(job=job, worker=0, incarnation=1, table=0))],
     }
     return {
@@ -164,8 +172,8 @@ class Mutation:
         self._fill(message, 0)
         return self._spoilt(message.SerializeToString())
 
-    def frame(self, worker: int, incarnation: int) -> bytes:
-        """A frame of the data plane of this worker, or nearly."""
+    def frame(self, worker: int, incarnation: int, rank: int = 0) -> bytes:
+        """A frame of the data plane of this rank of a worker, or nearly."""
         draw = self._random
         own = draw.random() < 0.8
         frame = Frame(
@@ -176,9 +184,10 @@ class Mutation:
             version=draw.choice((0, 1, 1 << 31)),
             worker=worker if own else draw.choice((0, 1, 1 << 31, (1 << 32) - 1)),
             incarnation=incarnation if own else draw.choice((0, 1, (1 << 64) - 1)),
+            rank=rank if own else draw.choice((0, 1, 1023, 1024, (1 << 16) - 1)),
             weight=draw.choice(NUMBERS[:7]),
             codec=draw.choice((0, 0, 1, 2, 255)),
-            flags=draw.choice((0, 0, 0, *(1 << bit for bit in range(8)))) if draw.random() < 0.5 else 0,
+            flags=draw.choice(FLAGS) if draw.random() < 0.5 else 0,
             hyper=draw.choice((0, 0, 1, 9)),
             meta=draw.randbytes(draw.choice((0, 0, 1, 4, 8, 40))),
             payload=draw.randbytes(draw.choice((0, 0, 1, 64, 4096, 4096))),

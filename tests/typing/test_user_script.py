@@ -1,10 +1,14 @@
-"""The public API is typed: a user's script passes `mypy --strict`, and wrong uses of it are reported."""
+"""The packages and their API are typed: `mypy --strict` passes them and a script, and reports wrong uses.
+
+It runs once over all of it, since reading torch takes it longer than the rest.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,37 +21,45 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SCRIPT, WRONG = HERE / "user_script.py", HERE / "wrong_uses.py"
 TORCHS = 'Call to untyped function "backward"'  # of a tensor
-
+PACKAGES = ("ps_wire", "ps_server", "ps_worker", "ps_lab")  # of `make check`'s mypy
 
 MYPY_LIMIT_S = 3 * LIMIT_S  # it takes 20 s of a core where it has no cache
 
 
 def said() -> dict[str, dict[int, str]]:
-    """What mypy reports: file -> line -> error. With the project's options it has read torch already."""
-    command = (sys.executable, "-m", "mypy", "--strict", *map(str, (SCRIPT, WRONG)))
+    """What mypy reports: file -> line -> error."""
+    command = (sys.executable, "-m", "mypy", "--strict", *PACKAGES, str(SCRIPT), str(WRONG))
     outcome = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=MYPY_LIMIT_S, check=False
     )
     assert outcome.returncode in (0, 1), outcome.stdout + outcome.stderr
     files: dict[str, dict[int, str]] = {}
-    for file, line, text in re.findall(r"^\S*?(\w+\.py):(\d+): error: (.*)$", outcome.stdout, re.MULTILINE):
-        if not text.startswith(TORCHS):
+    for file, line, text in re.findall(r"^(\S+?\.pyi?):(\d+): error: (.*)$", outcome.stdout, re.MULTILINE):
+        if not (Path(file).name == SCRIPT.name and text.startswith(TORCHS)):
             files.setdefault(file, {}).setdefault(int(line), text)
     return files
 
 
 @pytest.mark.timeout(MYPY_LIMIT_S + 20)
-def test_a_users_script_has_no_error_and_every_wrong_use_is_reported():
-    """Nothing of ours that it uses is Any by accident: `assert_type` would report it.
+def test_packages_and_a_users_script_have_no_error_and_every_wrong_use_is_reported():
+    """Nothing of ours that the script uses is Any by accident: `assert_type` would report it.
 
     The wrong uses are there so that this can fail.
     """
     found = said()
-    assert SCRIPT.name not in found
+    wrong = found.pop(str(WRONG.relative_to(ROOT)))
+    assert found == {}
     assert "assert_type(" in SCRIPT.read_text()
     lines = WRONG.read_text().splitlines()
     marked = {number for number, line in enumerate(lines, start=1) if "# wrong" in line}
-    assert found[WRONG.name].keys() == marked
+    assert wrong.keys() == marked
+
+
+def test_mypy_itself_reads_the_same_packages():
+    """`make check` runs it without a word about packages."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert options["packages"] == list(PACKAGES)
+    assert options["strict"] is True
 
 
 @pytest.mark.parametrize("package", [ps_worker, ps_wire], ids=lambda package: package.__name__)

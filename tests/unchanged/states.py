@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ DRAWN = {"boot", "session", "opening", "pid", "host", "sha256", "created"}
 ENCODED = {"choices", "done", "standings"}
 # What members have not heard yet, or have said last: heartbeats, which come when they come.
 UNHEARD = {"mailboxes", "stands", "happened"}
+
+BYTES = {"U8": 1, "F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # of an element
 
 
 def safetensors(file: Path) -> tuple[dict[str, Any], dict[str, str], bytes]:
@@ -31,6 +34,8 @@ def safetensors(file: Path) -> tuple[dict[str, Any], dict[str, str], bytes]:
 def hand_off(file: Path) -> Iterator[tuple[str, Any]]:
     """Its keys with the types of values, its tensors' bytes as hashes."""
     tensors, texts, data = safetensors(file)
+    if "index" in tensors:  # from format 4 on: see `ps_server/shard/hand_off_file.py`
+        tensors, texts, data = _packed(tensors, data)
     for name, about in sorted(tensors.items()):
         begin, end = about["data_offsets"]
         value = {"dtype": about["dtype"], "shape": about["shape"], "bytes": end - begin}
@@ -40,6 +45,17 @@ def hand_off(file: Path) -> Iterator[tuple[str, Any]]:
     for name, text in sorted(texts.items()):
         yield f"keys {name}", shape(json.loads(text))
         yield f"values {name}", known(json.loads(text))
+
+
+def _packed(tensors: dict[str, Any], data: bytes) -> tuple[dict[str, Any], dict[str, str], bytes]:
+    """The same of a file whose names and facts stand in a tensor."""
+    (_, end), (begin, _) = (tensors[name]["data_offsets"] for name in ("index", "data"))
+    index = json.loads(data[:end])
+    found = {}
+    for name, (dtype, shape_of, at) in index["tensors"].items():
+        nbytes = BYTES[dtype] * math.prod(shape_of)
+        found[name] = {"dtype": dtype, "shape": shape_of, "data_offsets": [at, at + nbytes]}
+    return found, {"hand-off": json.dumps(index["facts"])}, data[begin:]
 
 
 def shape(value: Any, path: str = "") -> list[str]:

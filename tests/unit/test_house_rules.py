@@ -25,11 +25,11 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "command",
-    [("lint-imports",), ("mypy",), ("ruff", "check", "."), ("ruff", "format", "--check", ".")],
+    [("lint-imports",), ("ruff", "check", "."), ("ruff", "format", "--check", ".")],
     ids=" ".join,
 )
 def test_the_checkers_are_content(command):
-    """Imports point one way, types are strict, style is the house's."""
+    """Imports point one way, style is the house's; `tests/typing` asks mypy, once for all that it reads."""
     outcome = tool(*command)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
@@ -77,7 +77,10 @@ def test_a_docstring_says_what_is_done_or_given():
 def test_nothing_is_unpickled():
     """What crosses a process boundary is never executed."""
     forbidden = (
-        r"import pickle",
+        r"(import|from) c?pickle\b",
+        r"\w_object(_list)?\(",  # torch's collectives of objects, which pickle them
+        r"allow_pickle|\bmarshal\.|\bshelve\b|\bjoblib\b",
+        r"multiprocessing\.(Queue|Pipe|connection|managers)",
         r"(?<!safetensors\.)torch\.load\(",
         r"\bdill\b",
         r"cloudpickle",
@@ -99,6 +102,7 @@ SEEN = {
     ("ps_server/shard/transport/grpc_stream.py", "create_task"): "the stream awaits its writing",
     ("ps_server/coordinator/drops.py", "create_task"): "watched.outcome",
     ("ps_server/shard/follower.py", "run_in_executor"): "watched.outcome",
+    ("ps_server/shard/service.py", "run_in_executor"): "the call awaits it",
     ("ps_server/rpc/health.py", "ensure_future"): "the call awaits what it reads, or cancels it",
     (
         "ps_server/process/in_process.py",

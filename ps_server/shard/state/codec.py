@@ -241,9 +241,11 @@ class TableReader:
 
     def going_on(self, plan: Plan, shard: int) -> TableState:
         """A hand-off, for the same shard and plan: with members, and what is staged, said and owed."""
-        facts = {item["index"]: item for _, table in self._sources for item in table["partitions"]}
+        saved = {
+            item["index"]: (item, tensors) for tensors, table in self._sources for item in table["partitions"]
+        }
         cells = {
-            index: self._with_staged(index, state, facts[index]) for index, state in self.shard(plan, shard)
+            index: self._with_staged(index, state, *saved[index]) for index, state in self.shard(plan, shard)
         }
         hyper: dict[tuple[int, int], dict[int, Hyperparameters]] = {}
         for _, table in self._sources:
@@ -356,8 +358,7 @@ class TableReader:
             for kind in first.saved.kinds
         }
 
-    def _with_staged(self, index: int, state: CellState, facts: Facts) -> CellState:
-        tensors = self._source_of(index)
+    def _with_staged(self, index: int, state: CellState, facts: Facts, tensors: Tensors) -> CellState:
         staged = tuple(
             Contribution(
                 worker=item["worker"],
@@ -374,12 +375,6 @@ class TableReader:
             for worker, incarnation, error, message, more in facts["owed"]
         }
         return replace(state, machine=replace(state.machine, staged=staged), owed=owed)
-
-    def _source_of(self, index: int) -> Tensors:
-        for tensors, table in self._sources:
-            if any(item["index"] == index for item in table["partitions"]):
-                return tensors
-        raise SnapshotMismatch(f"partition {index} of table {self.spec.number} was not saved")
 
     def _gradient(self, item: Facts, index: int, tensors: Tensors) -> Gradient | None:
         if "present" not in item:

@@ -48,7 +48,6 @@ class ShardSnapshots:
         self._lock = threading.Lock()
         self._savings: dict[str, Saving] = {}
         self._arriving: Counter[str] = Counter()  # files, by job
-        self._reading = threading.Lock()  # one manifest at a time: it takes many times its size
 
     def save(self, job: str, snapshot: str, number: int, clocks: Mapping[int, Mapping[int, int]]) -> None:
         """Begins to save a job; an earlier snapshot of it that is under way is given up.
@@ -125,7 +124,7 @@ class ShardSnapshots:
         _check_name(file, FILE)
         store = self._places()
         store.check_count(file.job, file.snapshot)
-        return Arriving(store, file, self._reading)
+        return Arriving(store, file)
 
     def files(self, file: pb.SnapshotFile) -> list[str]:
         """Files of a snapshot that are here."""
@@ -143,10 +142,9 @@ class ShardSnapshots:
 class Arriving:
     """One file that is brought from elsewhere; it is kept once it is what it is said to be."""
 
-    def __init__(self, store: SnapshotStore, file: pb.SnapshotFile, reading: threading.Lock) -> None:
-        """Opens it; `reading` is held while a manifest is read."""
+    def __init__(self, store: SnapshotStore, file: pb.SnapshotFile) -> None:
+        """Opens it."""
         self._file = file
-        self._reading = reading
         self._store = store
         self._manifest = bytearray() if file.name == MANIFEST else None
         self._writing = store.begin(file.job, file.snapshot, file.name)
@@ -167,14 +165,13 @@ class Arriving:
         self._writing.write(data)
 
     def end(self) -> None:
-        """All of it is here.
+        """All of it is here. A manifest is read, which takes many times its size: one at a time.
 
         Raises:
             SnapshotUnusable: it is not what it is said to be, or the manifest of another job.
         """
         if self._manifest is not None:
-            with self._reading:
-                parse(bytes(self._manifest), MANIFEST, self._file.job)
+            parse(bytes(self._manifest), MANIFEST, self._file.job)
         if self._writing.sha256 != self._file.sha256:
             raise SnapshotCorrupt(f"{self._file.name} has changed on its way", file=self._file.name)
         self._writing.finish()

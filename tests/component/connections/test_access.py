@@ -14,6 +14,7 @@ import torch
 import ps_worker as ps
 from ps_lab.cluster.certificate_authority import make_certificates
 from ps_lab.status.observer import ask, is_serving
+from ps_server.coordinator import readers
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.access import token as tokens
 from ps_wire.access.access import Access, read
@@ -227,6 +228,20 @@ def test_with_the_token_of_one_job_nobody_joins_or_reads_another(guarded: Cluste
             assert reply.refused.error == "TokenRefused", reply
         assert {entry.name for entry in ask_all(guarded).jobs} >= {job}
         assert "new" not in {entry.name for entry in ask_all(guarded).jobs}
+
+
+def test_who_has_the_token_of_one_job_takes_no_readers_place_of_another(
+    guarded: Cluster, strangers_calls: Calls, files: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """However many it sends."""
+    monkeypatch.setattr(readers, "MAX_READERS", 1)
+    job = fresh_name()
+    joined(guarded, job=job)
+    settings = {**guarded.settings, "token_file": token_of(files, job), "job": job}
+    with ps.connect(role="reader", servers=guarded.servers, **settings):
+        with pytest.raises(ConfigurationRefused, match=f"job {job} has 1 readers already"):
+            ps.connect(role="reader", servers=guarded.servers, **settings)
+        assert strangers_calls.read("theirs").refused.error == "JobUnknown"
 
 
 def ask_all(cluster: Cluster, **changed: Any) -> Any:

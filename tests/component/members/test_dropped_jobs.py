@@ -13,6 +13,7 @@ import ps_worker as ps
 from ps_lab.jobs import calls as job_calls
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
+from ps_server.coordinator import readers
 from ps_wire.access.access import OPEN
 from ps_wire.errors import (
     JobDropped,
@@ -166,21 +167,28 @@ def test_workers_and_readers_of_a_job_that_is_dropped_by_force_hear_why(cluster)
             steps(model, optimizer)
 
 
-def test_a_reader_that_waits_for_a_cut_of_a_job_that_is_dropped_hears_why(cluster):
-    """No worker comes to the end of a step, so it would wait for long."""
+def test_a_reader_that_waits_for_a_cut_of_a_job_that_is_dropped_hears_why(cluster, monkeypatch):
+    """It waits for buffers, which come at the end of a step, and there is none."""
     job, why = fresh_name(), []
+    state = readers._Reader._state
+
+    async def asked(self, table):
+        asking.set()
+        await state(self, table)
+
+    monkeypatch.setattr(readers._Reader, "_state", asked)
+    monkeypatch.setattr(readers, "LIVE_LIMIT_S", 0.2)  # so long it waits at once; then it asks again
 
     def read() -> None:
         with ps.connect(role="reader", servers=cluster.servers, job=job) as reader:
-            asking.set()
             try:
-                reader.read(torch.nn.Linear(2, 2), limit_s=LIMIT_S)
+                reader.read(torch.nn.BatchNorm1d(2), limit_s=LIMIT_S)
             except ps.PsError as error:
                 why.append(error)
 
     asking = threading.Event()
     with connect(cluster, job) as worker:
-        model = torch.nn.Linear(2, 2)
+        model = torch.nn.BatchNorm1d(2)
         worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
         reading = threading.Thread(target=read, daemon=True)
         reading.start()

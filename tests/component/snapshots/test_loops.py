@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,10 @@ import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
 from ps_wire.access.access import OPEN
+from ps_wire.access.channel import dial
+from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.v1 import coordinator_pb2 as pb
+from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_worker.data.position import Position, Positions
 from tests.component.service import Cluster, fresh_name, together
 from tests.inside import data_of
@@ -100,6 +105,13 @@ def undisturbed(one_shard: Cluster) -> Run:
     assert run.bodies == BODIES
     assert used(one_shard, job) == dict.fromkeys(range(1, sum(LOOPS)), SAMPLES)  # the last four
     return run
+
+
+def go_back(durable: Cluster, folder: Path, job: str) -> None:
+    """A person has it go back to its newest snapshot."""
+    snapshot = SnapshotStore(str(folder / "snapshots")).names(job)[-1]
+    with dial(durable.servers, OPEN) as channel:
+        CoordinatorStub(channel).Restore(pb.RestoreRequest(job=job, snapshot=snapshot), timeout=LIMIT_S)
 
 
 def used(cluster: Cluster, job: str) -> dict[int, int]:
@@ -200,6 +212,38 @@ def test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot(durabl
     assert run.bodies[-1] == BODIES[-1]
     assert set(run.bodies) <= set(BODIES)
     assert set(used(durable, job).values()) == {SAMPLES}
+
+
+def test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after(durable, tmp_path):
+    """The job goes back while its worker is between two epochs: it asks for the next, and goes elsewhere."""
+    job, bodies, taken = fresh_name(), [], threading.Event()
+    model = torch.nn.Linear(6, 2)
+
+    def take() -> None:
+        list(snapshot_calls.take(durable.servers, job, OPEN))
+        taken.set()
+
+    taking = threading.Thread(target=take)
+    with connect(durable, job) as worker:
+        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        loader = worker.loader(TensorDataset(torch.zeros(SAMPLES, 6)), batch_size=BATCH)
+        for epoch in worker.epochs(10):
+            bodies.append(epoch)
+            for (x,) in loader:
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if taking.ident is None:
+                    taking.start()
+                taken.wait(0.02)
+            if taken.is_set() and len(bodies) == epoch + 1:
+                taking.join()
+                last = epoch
+                go_back(durable, tmp_path, job)
+            elif taken.is_set() and epoch == last:
+                assert worker.stop_job("enough") == last
+        assert bodies[-1] == last
+        worker.finish()
 
 
 def test_a_job_that_is_stopped_in_the_first_loop_begins_no_other_one(one_shard):

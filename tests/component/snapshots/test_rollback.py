@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 import shutil
@@ -17,17 +16,16 @@ import torch
 
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
-from ps_server.shard import hand_off
+from ps_server.shard import hand_off, hand_off_file
+from ps_server.shard.hand_off_file import HandOffFile
 from ps_server.shard.job import ShardJob
 from ps_server.shard.transport.session import Session
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import dial
 from ps_wire.errors import JobUnknown
 from ps_wire.snapshot import store as snapshot_store
-from ps_wire.snapshot import tensors as snapshot_tensors
 from ps_wire.snapshot.manifest import MANIFEST
 from ps_wire.snapshot.store import SnapshotStore
-from ps_wire.snapshot.tensors import TensorFile
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -238,11 +236,11 @@ def test_a_hand_off_of_the_coordinator_that_cannot_be_used_has_jobs_go_back(dura
 
 def damage(path: Path) -> None:
     """What the shard has handed off stays whole; what the coordinator has does not."""
-    file = TensorFile(path, str(path))
-    facts = json.loads(file.facts[hand_off.FACTS])
+    file = HandOffFile(path)
+    facts = file.facts
     facts["more"]["rooms"][0]["shares"] = {"epochs": [[0]]}
     tensors = {name: file[name].clone() for name in file}
-    path.write_bytes(b"".join(snapshot_tensors.encode(tensors, {hand_off.FACTS: json.dumps(facts)})))
+    path.write_bytes(b"".join(hand_off_file.encode(tensors, facts)))
 
 
 def test_a_snapshot_that_is_damaged_after_it_was_used_gives_way_to_the_one_before(durable, tmp_path, caplog):

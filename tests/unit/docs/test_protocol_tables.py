@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ps_server.coordinator import member_streams, readers, recovery, state_store
+from ps_server.coordinator import meetings, member_streams, readers, recovery, state_store
 from ps_server.coordinator.jobs import actions
 from ps_server.coordinator.jobs import runner as room
 from ps_server.rpc import auth as gatekeeper
@@ -18,6 +18,7 @@ from ps_server.shard.transport import grpc_stream, outbox, socket_connection
 from ps_wire import errors
 from ps_wire.access import channel, token
 from ps_wire.frames import carrier, frame, state_messages
+from ps_wire.process import ranks
 from ps_wire.snapshot import manifest
 from ps_wire.snapshot import store as snapshot_store
 from ps_wire.snapshot import tensors as snapshot_tensors
@@ -164,7 +165,11 @@ def test_the_reference_has_every_exit_code():
             ],
         ),
         ("what workers had beside tables, per snapshot", [state_store.MAX_SAVED_BYTES >> 30]),
-        ("readers, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
+        ("readers with one token, requests of one that wait", [readers.MAX_READERS, readers.MAX_REQUESTS]),
+        (
+            "ranks of a group, groups of a job that meet at once, ranks of these",
+            [ranks.MAX_SIZE, meetings.MAX_MEETINGS, meetings.MAX_RANKS],
+        ),
         ("metrics of a worker", [member_streams.MAX_METRICS, 64]),
         ("reason in a notice", [actions.MAX_NOTICE_REASON]),
         (

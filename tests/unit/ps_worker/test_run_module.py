@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.integration.processes import Process, Start
 from tests.until import LIMIT_S
 
 SAYS = "import sys; print(__name__, __package__, sys.argv[1:], sys.argv[0] == __file__, __spec__.name)\n"
@@ -36,11 +38,18 @@ def run(command: tuple[str, ...], folder: Path, *words: str) -> subprocess.Compl
     )
 
 
+def forked(spawn: Start, folder: Path, *words: str) -> Process:
+    """The same where how the process ends is not asked: it need not import torch."""
+    with contextlib.chdir(folder):
+        return spawn("ps-worker", "--servers", "none", "-m", *words)
+
+
 @pytest.mark.parametrize("name", ["pkg.mod", "pkg"])
-def test_a_module_is_run_as_python_runs_it(folder, name):
-    ours, pythons = (run(it, folder, name, "--lr", "3", "-m", "x") for it in (PS_WORKER, PYTHON))
-    assert ours.returncode == pythons.returncode == 0, ours.stderr
-    assert ours.stdout == pythons.stdout
+def test_a_module_is_run_as_python_runs_it(spawn: Start, folder, name):
+    words = (name, "--lr", "3", "-m", "x")
+    ours, pythons = forked(spawn, folder, *words), run(PYTHON, folder, *words)
+    assert ours.wait_end() == pythons.returncode == 0, ours.text
+    assert ours.text == pythons.stdout.rstrip("\n")
 
 
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("raise KeyboardInterrupt", 130)])
@@ -79,14 +88,14 @@ def test_after_ctrl_c_the_interpreter_does_not_look_through_what_the_script_has_
         ("empty", "no module empty.__main__ here"),
     ],
 )
-def test_a_module_that_is_not_there_is_named(folder, name, says):
-    done = run(PS_WORKER, folder, name)
-    assert done.returncode == 64
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_module_that_is_not_there_is_named(spawn: Start, folder, name, says):
+    done = forked(spawn, folder, name)
+    assert done.wait_end() == 64
+    assert says in done.text
+    assert "Traceback" not in done.text
 
 
-def test_an_error_of_the_package_itself_is_shown_as_it_is(folder):
-    done = run(PS_WORKER, folder, "broken.mod")
-    assert done.returncode == 1
-    assert "No module named 'not_there_at_all'" in done.stderr
+def test_an_error_of_the_package_itself_is_shown_as_it_is(spawn: Start, folder):
+    done = forked(spawn, folder, "broken.mod")
+    assert done.wait_end() == 1
+    assert "No module named 'not_there_at_all'" in done.text

@@ -22,9 +22,10 @@ import subprocess, sys, time
 from ps_lab.cluster.network import Link
 from ps_lab.cluster.network import network
 receive = (
-    "import socket, time; l = socket.create_server(('', 5000)); print('listens', flush=True)\\n"
-    "c, _ = l.accept(); got = 0\\n"
-    "began = time.monotonic()\\n"
+    "import socket, time; l = socket.create_server(('', 5000)); got = 0\\n"
+    "began = time.monotonic()\\n"  # before any byte comes: who accepts late finds what the kernel has taken
+    "print('listens', flush=True)\\n"
+    "c, _ = l.accept()\\n"
     "while data := c.recv(1 << 16): got += len(data)\\n"
     "print(got, time.monotonic() - began)"
 )

@@ -6,8 +6,16 @@ import asyncio
 
 import pytest
 
-from ps_server.coordinator.meetings import KEPT_S, MAX_MEETINGS, MAX_WORKER, SILENT_S, Guest, Meetings
-from ps_wire.errors import ConfigurationRefused, JobMismatch, UsageError, WorkerNumberTaken
+from ps_server.coordinator.meetings import (
+    KEPT_S,
+    MAX_MEETINGS,
+    MAX_WORKER,
+    SILENT_S,
+    Guest,
+    Held,
+    Meetings,
+)
+from ps_wire.errors import ConfigurationRefused, JobFull, JobMismatch, UsageError, WorkerNumberTaken
 
 
 def guest(rank: int, size: int = 2, process: str = "", host: str = "") -> Guest:
@@ -73,6 +81,33 @@ async def test_one_that_has_stopped_asking_makes_room() -> None:
     assert [one.process for one in meeting.guests] == ["new"]
 
 
+async def test_one_that_comes_to_a_group_that_trains_is_told_so_and_refused_when_that_does_not_end() -> None:
+    """Its processes may be about to end: then they form it again with this one."""
+    clock = Clock()
+    meetings = Meetings(clock)
+    trains: list[Held] = [Held(holder="worker 3 (host a, pid 7)", lease_s=10)]
+
+    def held() -> Held | None:
+        return trains[0] if trains else None
+
+    for _ in range(5):  # for two leases
+        meeting = await meetings.meet("job", 3, guest(1), wait_s=0, held=held)
+        assert "here: rank 1 on host1; worker 3 (host a, pid 7) trains" in meeting.missing(held())
+        clock.now_s += 5
+    with pytest.raises(WorkerNumberTaken, match=r"worker 3 \(host a, pid 7\) trains, and has its rank 1"):
+        await meetings.meet("job", 3, guest(1), wait_s=0, held=held)
+
+    await meetings.meet("job", 3, guest(1), wait_s=0, held=held)  # comes anew
+    trains[0] = Held(holder="worker 3", lease_s=0)  # it may have gone: nobody would know
+    for _ in range(6):
+        clock.now_s += 5
+        await meetings.meet("job", 3, guest(1), wait_s=0, held=held)
+    trains.clear()
+    clock.now_s += 2
+    meeting = await meetings.meet("job", 3, guest(0), wait_s=0, held=held)
+    assert meeting.complete.is_set()
+
+
 async def test_ranks_of_groups_of_different_size_are_refused() -> None:
     meetings = Meetings()
     await meetings.meet("job", 0, guest(0, size=4), wait_s=0)
@@ -93,15 +128,43 @@ async def test_a_group_that_starts_again_meets_anew() -> None:
 
 
 async def test_meetings_are_bounded_and_forgotten_when_nobody_asks_any_more() -> None:
+    """Each job by itself: who may come to those of one keeps nobody from those of another."""
     clock = Clock()
     meetings = Meetings(clock)
     for worker in range(MAX_MEETINGS):
         await meetings.meet("job", worker, guest(0), wait_s=0)
-    with pytest.raises(ConfigurationRefused, match="come again"):
-        await meetings.meet("other", 0, guest(0), wait_s=0)
+    with pytest.raises(ConfigurationRefused, match=rf"{MAX_MEETINGS} groups of job job .*come again"):
+        await meetings.meet("job", MAX_MEETINGS, guest(0), wait_s=0)
+    await meetings.meet("job", 0, guest(1), wait_s=0)
+    await meetings.meet("other", 0, guest(0), wait_s=0)
 
     clock.now_s += KEPT_S + 1
-    await meetings.meet("other", 0, guest(0), wait_s=0)
+    await meetings.meet("job", MAX_MEETINGS, guest(0), wait_s=0)
+
+
+async def test_the_ranks_of_a_job_that_meet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are spread over its groups; who is there may ask again."""
+    monkeypatch.setattr("ps_server.coordinator.meetings.MAX_RANKS", 4)
+    meetings = Meetings()
+    for worker, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        await meetings.meet("job", worker, guest(rank, size=3), wait_s=0)
+
+    with pytest.raises(ConfigurationRefused, match=r"4 ranks of job job .*come again"):
+        await meetings.meet("job", 0, guest(2, size=3), wait_s=0)
+
+    await meetings.meet("job", 1, guest(1, size=3), wait_s=0)
+    await meetings.meet("other", 0, guest(2, size=3), wait_s=0)
+
+
+async def test_groups_of_no_more_jobs_meet_than_a_service_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may name any job names no more of them than that."""
+    monkeypatch.setattr("ps_server.coordinator.meetings.MAX_JOBS", 2)
+    meetings = Meetings()
+    for job in ("a", "b", "a"):
+        await meetings.meet(job, 0, guest(0), wait_s=0)
+
+    with pytest.raises(JobFull):
+        await meetings.meet("c", 0, guest(0), wait_s=0)
 
 
 @pytest.mark.parametrize(

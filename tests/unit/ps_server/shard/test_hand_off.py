@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import os
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,12 @@ from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.recovery import floor_of
 from ps_server.shard import hand_off
 from ps_server.shard.hand_off import Inherited
+from ps_server.shard.hand_off_file import HandOffFile
 from ps_server.shard.restoring import restore
 from ps_server.shard.shard import Shard
 from ps_wire.errors import ConfigurationRefused, SnapshotCorrupt
 from ps_wire.frames import frame as wire
-from ps_wire.snapshot.tensors import TensorFile
+from ps_wire.snapshot import tensors as snapshot_tensors
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from tests.unit.ps_server.tables import Kept
@@ -126,13 +127,57 @@ def test_the_successor_goes_on_to_the_bit(tmp_path, mapped):
 def test_jobs_of_any_name_are_handed_off_beside_what_is_passed_on(tmp_path, name):
     """Tensors of the one are not taken for the other's."""
     held = Held(job=name)
-    passed_on = {"other/0": torch.ones(3), f"{name}/0": torch.zeros(2)}
+    passed_on = {"other/0": torch.ones(3, dtype=torch.uint8), f"{name}/0": torch.zeros(2)}
     hand_off.write(tmp_path, held.shard, dataclasses.replace(INHERITED, tensors=passed_on))
     shard, inherited = successor(tmp_path)
     assert inherited.tensors.keys() == passed_on.keys()
     assert all(torch.equal(inherited.tensors[key], it) for key, it in passed_on.items())
     cells = shard.table(name, 0).cells(), held.shard.table(name, 0).cells()
     assert all(torch.equal(ours.values.now, theirs.values.now) for ours, theirs in zip(*cells, strict=True))
+
+
+def admit(shard: Shard, job: str, spec: TableSpec) -> None:
+    """A job with this table, of one worker."""
+    shard.members.admit(
+        job=job, consistency_text="bsp", num_workers=1, worker=0, incarnation=1, clocks={}, reader=False
+    )
+    shard.open_table(job, spec, 7)
+
+
+def test_a_job_with_names_that_no_header_takes_costs_no_other_job_what_it_has(tmp_path, monkeypatch):
+    """Names and facts of all jobs together have no limit: who may open tables would end the others' jobs."""
+    monkeypatch.setattr(snapshot_tensors, "MAX_HEADER_BYTES", 4096)
+    held = Held()
+    names = [f"{number:03}{'x' * 200}" for number in range(50)]
+    parameters = tuple(ParameterSpec(name=name, shape=(3,)) for name in names)
+    admit(held.shard, "other", dataclasses.replace(SPEC, parameters=parameters))
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    shard, _ = successor(tmp_path)
+    assert all(map(torch.equal, Held(shard).weights(), held.weights()))
+    assert [it.name for it in shard.table("other", 0).spec.parameters] == names
+
+
+def test_what_is_handed_off_is_looked_through_once_and_not_for_each_partition(tmp_path):
+    """A table may have 32,768 of them on a shard."""
+    count = 100
+    held = Held()
+    parameters = tuple(ParameterSpec(name=f"w{number}", shape=(1,)) for number in range(count))
+    small = BucketOptions(bucket_bytes=1, first_bucket_bytes=1, partition_bytes=4096)
+    admit(held.shard, "other", dataclasses.replace(SPEC, parameters=parameters, buckets=small))
+    hand_off.write(tmp_path, held.shard, INHERITED)
+    names = 0
+
+    def profile(_frame: object, event: str, called: object) -> None:
+        nonlocal names
+        names += event == "c_call" and getattr(called, "__name__", "") == "startswith"
+
+    sys.setprofile(profile)
+    try:
+        shard, _ = successor(tmp_path)
+    finally:
+        sys.setprofile(None)
+    assert len(shard.table("other", 0).cells()) == count
+    assert names < 20 * count
 
 
 def test_a_hand_off_is_used_once(tmp_path):
@@ -291,8 +336,8 @@ def test_a_fence_without_its_verdict_is_handed_off_with_the_table(tmp_path):
 
 def facts_and_tensors(path: Path) -> tuple[dict[str, object], dict[str, torch.Tensor]]:
     """What a hand-off says, and what it holds."""
-    file = TensorFile(path, str(path))
-    facts = json.loads(file.facts[hand_off.FACTS])
+    file = HandOffFile(path)
+    facts = {key: value for key, value in file.facts.items() if key != "format"}
     for job in facts["jobs"]:
         for table in job["tables"]:
             table["flags"].sort()  # by partition and worker: their order says nothing

@@ -27,6 +27,7 @@ from ps_worker.job.job_link import ALONE
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, seeded
 from tests.inside import link_of
+from tests.integration.processes import Start
 from tests.until import LIMIT_S
 
 SMALL = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
@@ -252,12 +253,19 @@ def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("arguments", [("finish",), ()], ids=["finishes", "just ends"])
-def test_a_plain_script_runs_alone(tmp_path: Path, arguments: tuple[str, ...]):
-    """`python train.py`, nothing else; also where it neither finishes nor leaves."""
-    ended = run_script(tmp_path, *arguments)
+def test_a_plain_script_runs_alone_and_just_ends(tmp_path: Path):
+    """`python train.py`, nothing else: it neither finishes nor leaves."""
+    ended = run_script(tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
     assert ended.stderr == f"worker: {ALONE}\n"
+
+
+@pytest.mark.integration
+def test_a_plain_script_runs_alone_and_finishes(spawn: Start, tmp_path: Path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    ended = spawn(sys.executable, str(path), "finish")
+    assert (ended.wait_end(), ended.lines) == (0, [f"worker: {ALONE}", "done"])
 
 
 @pytest.mark.integration

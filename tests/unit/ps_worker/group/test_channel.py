@@ -120,6 +120,19 @@ def test_who_says_something_else_to_all_is_named_on_all(odd: int) -> None:
     )
 
 
+def test_what_the_leader_says_of_something_else_is_no_answer() -> None:
+    """Though nobody has heard yet that this rank is elsewhere."""
+    with town(2) as group:
+        group.channels[0].say("step 3", late=False)
+
+        found = group.run(
+            lambda rank: group.channels[1].relay("finish()", lambda _: Said()) if rank else None
+        )
+
+    assert isinstance(found[1], GroupBroken)
+    assert "rank 0 is at step 3, and rank 1 on host1 at finish()" in str(found[1])
+
+
 def test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged() -> None:
     def script(rank: int) -> list[list[int]]:
         channel = group.channels[rank]

@@ -138,7 +138,7 @@ def test_nobody_waits_for_ever_for_a_coordinator_that_is_gone(monkeypatch: pytes
 
 
 def leader(clocks: dict[int, int]) -> SnapshotPromise:
-    return SnapshotPromise(lambda: dict(clocks), lambda: b"", foretells=True)
+    return SnapshotPromise(lambda: dict(clocks), lambda: b"", foretells=1)
 
 
 def test_the_leader_of_a_group_promises_no_step_that_another_rank_may_have_begun_unheard():

@@ -33,14 +33,28 @@ class Place:
         return self.channel.broken(reason)
 
 
-def model_of(width: int = 4) -> nn.Module:
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+class Bare(nn.Module):
+    """Nobody makes its first values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def model_of(width: int = 4, layers: int = 4, *, bare: bool = False) -> nn.Module:
+    every = [nn.Linear(width, width) for _ in range(layers)]
+    return nn.Sequential(*every, *([Bare()] if bare else []))
 
 
 def refused(*asked: dict[str, Any]) -> list[Any]:
     """What each stage hears; one dict for each: how it differs from what is right."""
     right = {
         "width": 4,
+        "layers": 4,
+        "bare": False,
         "batch": 8,
         "dtype": torch.float32,
         "microbatches": 4,
@@ -49,7 +63,7 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
         "schedule": "1f1b",
     }
     every: list[dict[str, Any]] = [{**right, **one} for one in asked]
-    models = [model_of(one.pop("width")) for one in every]
+    models = [model_of(one.pop("width"), one.pop("layers"), bare=one.pop("bare")) for one in every]
     blocks = [blocks_of(model) for model in models]
     with town(len(asked)) as group:
 
@@ -76,6 +90,7 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
         ({"cuts": ["3", "1"], "stages": 3}, "stages follow each other as blocks do"),
         ({"cuts": ["nine"]}, "no block is named 'nine'"),
         ({"width": 5}, r"stage 0 does not run with the example \(float32\[2, 4\]"),
+        ({"bare": True}, r"module '4' \(Bare\) is on the meta device"),
         ({"dtype": torch.int64}, r"stage 0 does not run with the example \(int64\[2, 4\].*int64"),
     ],
 )
@@ -84,6 +99,22 @@ def test_what_no_pipeline_can_do_is_refused_on_all_stages(asked: dict[str, Any],
         assert isinstance(found, PipelineError)
         with pytest.raises(PipelineError, match=said):
             raise found
+
+
+@pytest.mark.parametrize(
+    ("other", "ours", "theirs"),
+    [
+        ({"width": 6}, r"0.weight float32[4, 4]", "0.weight float32[6, 6]"),
+        ({"layers": 5}, "no more", "4.weight float32[4, 4]"),
+        ({"layers": 3}, "3.weight float32[4, 4]", "no more"),
+    ],
+)
+def test_of_models_that_differ_the_first_parameter_that_does_is_named(
+    other: dict[str, Any], ours: str, theirs: str
+) -> None:
+    for found in refused({}, other):
+        assert f" has {ours}, stage 1 on " in found.message
+        assert found.message.endswith(f" has {theirs}")
 
 
 @pytest.mark.parametrize(
