@@ -27,7 +27,7 @@ class SharedPlace:
         return len(self._memory)
 
     def seen_as(self, kind: Kind, make: Callable[[memoryview, Kind], Seen]) -> Seen:
-        """What `make` makes of the memory and a kind, the same object each time."""
+        """Gives what `make` makes of the memory and a kind: the same object each time."""
         seen: Seen | None = self._seen.get(kind)
         if seen is None:
             seen = self._seen[kind] = make(self._memory, kind)
