@@ -8,7 +8,8 @@ last answer, by the receiving threads or by a shard; then they belong to whoever
 and the next `pull` waits for it.
 
 It has no lock: `InFlight` guards what is under way, `TableMemory` what is mapped. Everything else is written
-by the user's thread, and replaced as a whole where connections' threads read it.
+by the user's thread, and replaced as a whole where connections' threads read it. In a group buckets that
+leave in backward are pushed by a thread beside it, for which it waits before it does so itself.
 """
 
 from __future__ import annotations
@@ -169,6 +170,11 @@ class Exchange:
         return self._ranks is not None and self._ranks.sums
 
     @property
+    def leaves_early(self) -> bool:
+        """Whether buckets may be pushed while backward is running: ranks that they wait for need a thread."""
+        return self._ranks is None or self._ranks.beside is not None
+
+    @property
     def weights(self) -> FlatBuckets:
         """The weights that came last, all of them."""
         return self.memory.weights
@@ -235,6 +241,7 @@ class Exchange:
         step: int,
         weight: float,
         present: Sequence[Sequence[bool]],
+        early: bool = False,
     ) -> None:
         """Sends the gradient memory of partitions, which belongs to the exchange until their ACKs.
 
@@ -244,24 +251,39 @@ class Exchange:
             weight: of the push in a BSP mean.
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
+            early: backward is still running: other ranks are not waited for here; see `leaves_early`.
         """
-        if self._ranks is not None:
-            ready = self._ranks.push(
-                partitions[0].bucket,
-                step=step,
-                weight=weight,
-                hyper=_fingerprint(self._hyper),
-                present=present,
-                apart=bool(self._of_ranks and self.memory.descriptors),
-            )
-            self._push_reduced(ready, step)
+        if self._ranks is None:
+            self._push(partitions, step=step, weight=weight, present=present)
             return
-        self._push(partitions, step=step, weight=weight, present=present)
+        if not early:
+            self._ranks.arrive(step)
+        bucket, beside = partitions[0].bucket, self._ranks.beside
+        reduce = partial(
+            self._ranks.push,
+            bucket,
+            step=step,
+            weight=weight,
+            hyper=_fingerprint(self._hyper),
+            present=present,
+            apart=bool(self._of_ranks and self.memory.descriptors),
+        )
+        if beside is not None and (early or beside.used):
+            beside.put(bucket, lambda: self._push_reduced(reduce(waits=True), step))
+        else:
+            self._push_reduced(reduce(waits=False), step)
 
     def push_rest(self, *, step: int) -> None:
         """All pushes of this step were made: in a group those leave for which other ranks were waited for."""
         if self._ranks is not None:
+            self._wait_beside(self._ranks, step)
             self._push_reduced(self._ranks.rest(), step)
+
+    @staticmethod
+    def _wait_beside(ranks: RankTraffic, step: int) -> None:
+        ranks.arrive(step)
+        if ranks.beside is not None and ranks.beside.used:
+            ranks.beside.wait()
 
     def _push_reduced(self, ready: Sequence[Reduced], step: int) -> None:
         for it in ready:
@@ -303,6 +325,7 @@ class Exchange:
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
         if self._ranks is not None:
+            self._wait_beside(self._ranks, step)
             self._push_reduced(self._ranks.abstain(step), step)
         self._send_again()
         self._abstain(self._own, step)

@@ -137,8 +137,8 @@ MUTANTS = (
     Mutant(
         name="terms: they are pushed though no shard gets the memory any more",
         file="ps_worker/exchange/exchange.py",
-        text="                apart=bool(self._of_ranks and self.memory.descriptors),\n",
-        fault="                apart=bool(self._of_ranks),\n",
+        text="            apart=bool(self._of_ranks and self.memory.descriptors),\n",
+        fault="            apart=bool(self._of_ranks),\n",
         tests=(
             f"{EXCHANGE}::test_a_shard_that_maps_the_weights_gets_the_memory_of_all_ranks_and_adds_up_what_they_have",
         ),

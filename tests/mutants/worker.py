@@ -346,7 +346,7 @@ MUTANTS = (
     Mutant(
         name="step: gradients accumulate, and leave at each backward",
         file=GRADIENTS,
-        text="        if self._syncing():\n",
+        text="        if self._syncing() and self.exchange.leaves_early:\n",
         fault="        if True:\n",
         tests=("tests/component/training/test_overlap.py", "tests/component/wrap/test_wrap_gradients.py"),
     ),
