@@ -407,8 +407,8 @@ class Pipeline:
             if one.fields["gone"]:
                 raise PipelineError(
                     f"parameter {one_line(one.fields['gone'])} of stage {rank} is on the meta device there, "
-                    "and other stages have other parameters' values: a pipeline before this one has let it go; "
-                    "make a new model, or cut this one as it was",
+                    "and other stages have other parameters' values: a pipeline before this one has let it "
+                    "go; make a new model, or cut this one as it was",
                     rank=rank,
                 )
 

@@ -2,6 +2,7 @@
 
 from .mutant import Mutant
 
+CUT = "tests/unit/ps_worker/pipeline/test_pipeline.py"
 TRAFFIC = "tests/unit/ps_worker/group/test_stage_traffic.py"
 PIPELINES = "tests/integration/test_pipeline.py"
 OWN, OF_OWN = "ps_worker/pipeline/own_parameters.py", "tests/unit/ps_worker/pipeline/test_own_parameters.py"
@@ -257,9 +258,6 @@ MUTANTS = (
         file="ps_worker/pipeline/pipeline.py",
         text="        self._check_values(kept)\n",
         fault="",
-        tests=(
-            "tests/unit/ps_worker/pipeline/test_pipeline.py"
-            "::test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused",
-        ),
+        tests=(f"{CUT}::test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused",),
     ),
 )
