@@ -2,9 +2,11 @@
 
     python -m tests.soak --runs 20 --busy 4 -- -n auto
 
-What follows `--` is pytest's. Each finished run is a line of the table, which is a file, too: a soak that is
-broken off says what it had. The output of run 7 is beside it, in `run-7.log`. A run that takes longer than a
-limit is ended, and counts as failed.
+What follows `--` is pytest's. Each finished run is a line of the table, which is a file, too: the next soak
+in that folder goes on with it, so that many runs need not be made at once. A line has the commit that was
+tested ("+": with changes), when it began, and how many loops were beside it. The output of run 7 is in
+`run-7.log`.
+A run that takes longer than a limit is ended, and counts as failed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from tests.integration.processes import TETHER
 TETHERED = (sys.executable, "-I", "-S", TETHER)  # ends with us, however we end
 LOOP = "while True: pass"
 RUN_LIMIT_S = 2 * 60 * 60.0  # a run takes nine minutes on two idle cores
-HEAD = "run  end      passed  failed  skipped  minutes  failed tests"
+HEAD = "run  commit      begun             loops  end      passed  failed  skipped  minutes  failed tests"
+TABLE = "runs.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class Run:
 
     Attributes:
         number: from 1.
+        state: the commit, when it began, and how many loops were beside it.
         end: how pytest ended: `ok`, `code N`, a signal's name, `hung`.
         passed: tests.
         failed: tests, errors of fixtures included.
@@ -46,6 +50,7 @@ class Run:
     """
 
     number: int
+    state: str
     end: str
     passed: int
     failed: int
@@ -54,7 +59,7 @@ class Run:
     names: tuple[str, ...]
 
     @classmethod
-    def read(cls, number: int, end: str, duration_s: float, output: str) -> Self:
+    def read(cls, number: int, state: str, end: str, duration_s: float, output: str) -> Self:
         """From what pytest printed."""
         names = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
         totals = re.findall(r"^(?:=+ )?(?=\d)(.* in [\d.]+s.*)$", output, re.MULTILINE)
@@ -63,6 +68,7 @@ class Run:
         }
         return cls(
             number=number,
+            state=state,
             end=end,
             passed=counts.get("passed", 0),
             failed=counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0),
@@ -73,7 +79,7 @@ class Run:
 
     def __str__(self) -> str:
         figures = f"{self.passed:6}  {self.failed:6}  {self.skipped:7}  {self.duration_s / 60:7.1f}"
-        return f"{self.number:3}  {self.end:7}  {figures}  {' '.join(self.names)}".rstrip()
+        return f"{self.number:3}  {self.state}  {self.end:7}  {figures}  {' '.join(self.names)}".rstrip()
 
 
 @contextlib.contextmanager
@@ -89,9 +95,19 @@ def busy(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def one_run(number: int, options: Sequence[str], folder: Path, limit_s: float) -> Run:
+def state(loops: int) -> str:
+    """What is tested, from now on, beside so many loops."""
+    words = ("git", "describe", "--always", "--dirty=+", "--exclude=*")
+    try:
+        commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return f"{commit:10}  {time.strftime('%Y-%m-%d %H:%M')}  {loops:5}"
+
+
+def one_run(number: int, loops: int, options: Sequence[str], folder: Path, limit_s: float) -> Run:
     """Runs pytest once; what it has started ends with it."""
-    log = folder / f"run-{number}.log"
+    log, tested = folder / f"run-{number}.log", state(loops)
     since_s = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -110,24 +126,24 @@ def one_run(number: int, options: Sequence[str], folder: Path, limit_s: float) -
             code = process.wait()
     end = "ok" if code == 0 else f"code {code}" if code > 0 else signal.Signals(-code).name
     return Run.read(
-        number, end if ended else "hung", time.monotonic() - since_s, log.read_text(errors="replace")
+        number, tested, end if ended else "hung", time.monotonic() - since_s, log.read_text(errors="replace")
     )
 
 
-def soak(runs: int, options: Sequence[str], folder: Path, limit_s: float) -> bool:
-    """Whether all these runs passed; says each when it has ended."""
-    well = True
-    with (folder / "runs.txt").open("w") as file:
-
-        def say(line: object) -> None:
-            print(line, flush=True)
-            print(line, file=file, flush=True)
-
-        say(HEAD)
-        for number in range(1, runs + 1):
-            run = one_run(number, options, folder, limit_s)
-            say(run)
-            well = well and run.end == "ok"
+def soak(runs: int, loops: int, options: Sequence[str], folder: Path, limit_s: float) -> bool:
+    """Whether all these runs passed; says each when it has ended, and those that there were before."""
+    well, table = True, folder / TABLE
+    if not table.exists():
+        table.write_text(HEAD + "\n")
+    before = table.read_text()
+    print(before, end="", flush=True)
+    first = len(before.splitlines())
+    for number in range(first, first + runs):
+        run = one_run(number, loops, options, folder, limit_s)
+        print(run, flush=True)
+        with table.open("a") as file:
+            print(run, file=file)
+        well = well and run.end == "ok"
     return well
 
 
@@ -142,9 +158,10 @@ def main() -> int:
     asked.folder.mkdir(parents=True, exist_ok=True)
     with busy(asked.busy):
         try:
-            return 0 if soak(asked.runs, asked.options, asked.folder, 60 * asked.limit_minutes) else 1
+            limit_s = 60 * asked.limit_minutes
+            return 0 if soak(asked.runs, asked.busy, asked.options, asked.folder, limit_s) else 1
         except KeyboardInterrupt:
-            print(f"broken off; the runs so far are in {asked.folder / 'runs.txt'}")
+            print(f"broken off; the runs so far are in {asked.folder / TABLE}")
             return 130
 
 

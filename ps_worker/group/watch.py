@@ -5,7 +5,9 @@ half a lease, a store that is gone, and the word of another rank that the group 
 `Abort`. A rank that leaves in order says so, and nobody waits for its signs any more.
 
 A leader that is stopped answers no question to the store, and the thread that asks hangs: who waits for other
-ranks looks (`check_answered`) since when.
+ranks looks (`check_answered`) since when. Time in which this rank itself did not look, or asked nothing, is
+nobody's silence: on a machine with ten times as many busy threads as cores, a look of four questions takes a
+second, and where all of it is paused all ranks are.
 
 `_lock` is held over each round of questions to the store, so that the last word is said by one thread.
 """
@@ -16,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ps_wire.process import watched
 from ps_wire.process.ranks import Ranks
@@ -24,9 +26,12 @@ from ps_worker.group.abort import Abort
 
 logger = logging.getLogger("ps_worker")
 
+Result = TypeVar("Result")
+
 BEATS = 20  # in a lease: half a lease is ten of them
 MOST_S = 0.5  # between two: so long may a rank not know that the group is broken
 BROKEN, LEFT = "broken", "left"
+LATE = 2.0  # periods after the look before, this rank was held up itself
 LEAVE_LIMIT_S = 5.0  # that the leader, which keeps the store, waits for the others to leave
 BROKEN_LIMIT_S = 1.5  # the same where the group is broken, and one of them may be dead
 
@@ -79,8 +84,9 @@ class Watch:
         self._seen: dict[int, tuple[bytes, float]] = dict.fromkeys(others, (b"", now_s))
         self._gone: set[int] = set()  # left in order
         self._count = 0
-        self._answered_s = now_s
-        self._hung = False  # the store: nothing is asked any more
+        self._looked_s = now_s
+        self._asked_s: float | None = None  # since when a question is under way
+        self._hung = False  # the store, or it is gone: nothing is asked any more
         self._closed = threading.Event()
         self._all_left = False
         self._lock = threading.Lock()
@@ -92,17 +98,18 @@ class Watch:
     def look(self) -> None:
         """Gives one sign of life, and looks for those of others; sets the abort where one is missing."""
         with self._lock:
-            if self._closed.is_set():
+            if self._closed.is_set() or self._hung:
                 return
             try:
                 self._look()
-                self._answered_s = self._clock()
             except RuntimeError:
+                self._hung = True  # torch shows two pages for each question that fails
                 self._abort.set("rank 0, which keeps the group's store, has gone")
 
     def check_answered(self) -> None:
         """Sets the abort where the store has not answered for too long; waits for nothing."""
-        silent_s = self._clock() - self._answered_s
+        asked_s = self._asked_s
+        silent_s = 0.0 if asked_s is None else self._clock() - asked_s
         if silent_s > self._silent_s and not self._closed.is_set():
             self._hung = True
             self._abort.set(f"rank 0 on {self._hosts[0]} was silent for {silent_s:.1f} s")
@@ -136,6 +143,7 @@ class Watch:
         try:
             return ask()
         except RuntimeError:
+            self._hung = True
             return None
         finally:
             self._lock.release()
@@ -150,24 +158,38 @@ class Watch:
 
     def _look(self) -> None:
         self._count += 1
-        self._store.set(_alive(self._ranks.rank), str(self._count))
-        if self._store.check([BROKEN]):
-            self._abort.set(self._store.get(BROKEN).decode())
+        self._ask(lambda: self._store.set(_alive(self._ranks.rank), str(self._count)))
+        if self._ask(lambda: self._store.check([BROKEN])):
+            self._abort.set(self._ask(lambda: self._store.get(BROKEN)).decode())
             return
         now_s = self._clock()
+        late_s = max(now_s - self._looked_s - LATE * self._period_s, 0.0)
+        self._looked_s = now_s
         for rank, (last, since_s) in self._seen.items():
             if rank in self._gone:
                 continue
-            sign = self._store.get(_alive(rank)) if self._store.check([_alive(rank)]) else b""
+            sign = self._sign_of(rank)
             if sign == LEFT.encode():
                 self._gone.add(rank)
-            elif sign != last:
-                self._seen[rank] = sign, now_s
-            elif now_s - since_s > self._silent_s:
-                reason = f"rank {rank} on {self._hosts[rank]} was silent for {now_s - since_s:.1f} s"
+                continue
+            seen_s = since_s + late_s if sign == last else now_s
+            self._seen[rank] = sign, seen_s
+            if now_s - seen_s > self._silent_s:
+                reason = f"rank {rank} on {self._hosts[rank]} was silent for {now_s - seen_s:.1f} s"
                 self._abort.set(reason)
                 self._store.set(BROKEN, reason)
                 return
+
+    def _sign_of(self, rank: int) -> bytes:
+        key = _alive(rank)
+        return self._ask(lambda: self._store.get(key)) if self._ask(lambda: self._store.check([key])) else b""
+
+    def _ask(self, question: Callable[[], Result]) -> Result:
+        self._asked_s = self._clock()
+        try:
+            return question()
+        finally:
+            self._asked_s = None
 
     def _wait_left(self) -> bool:
         limit_s = LEAVE_LIMIT_S if self._abort.error is None else BROKEN_LIMIT_S

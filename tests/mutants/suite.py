@@ -113,8 +113,15 @@ MUTANTS = (
     Mutant(
         name="a soak of which a run failed ends well",
         file="tests/soak.py",
-        text='            well = well and run.end == "ok"\n',
-        fault="            well = True\n",
+        text='        well = well and run.end == "ok"\n',
+        fault="        well = True\n",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
+        name="a soak forgets the runs of before",
+        file="tests/soak.py",
+        text="    if not table.exists():\n",
+        fault="    if True:\n",
         tests=OF_SOAKS,
     ),
     Mutant(

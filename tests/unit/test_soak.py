@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import soak
 from tests.soak import HEAD, LOOP, Run
 from tests.until import LIMIT_S, until
 
@@ -77,11 +79,24 @@ def test_each_run_is_a_line_with_what_failed(soak: Soak, tmp_path: Path):
     assert process.returncode == 1, output
     head, first, second = output.splitlines()
     assert head == HEAD
-    assert first.split()[:6] == ["1", "code", "1", "1", "1", "1"]
+    assert re.match(r"  1  \S+ +\d{4}-\d\d-\d\d \d\d:\d\d      1  code 1   ", first), first
+    assert first.split()[5:10] == ["code", "1", "1", "1", "1"]
     assert first.endswith("test_it.py::test_bad_at_first[a b]")
-    assert second.split()[:5] == ["2", "ok", "2", "0", "1"]
+    assert second.split()[0] == "2"
+    assert second.split()[5:9] == ["ok", "2", "0", "1"]
     assert (tmp_path / "soak" / "runs.txt").read_text() == output
     assert "now and then" in (tmp_path / "soak" / "run-1.log").read_text()
+
+
+def test_the_next_soak_goes_on_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def one(number: int, loops: int, *_: object) -> Run:
+        return Run.read(number, f"state, {loops}", "ok", 60.0, "")
+
+    monkeypatch.setattr(soak, "one_run", one)
+    for count in (2, 1):
+        assert soak.soak(count, 4, (), tmp_path, 1.0)
+    table = (tmp_path / "runs.txt").read_text().splitlines()
+    assert [line.split()[0] for line in table] == ["run", "1", "2", "3"]
 
 
 def test_one_that_is_broken_off_says_what_it_had_and_ends_its_loops(soak: Soak, tmp_path: Path):
@@ -101,13 +116,16 @@ def test_a_run_that_hangs_is_ended_at_its_limit(soak: Soak):
     process = soak(HANGS, "--runs", "1", "--busy", "0", "--limit-minutes", "0.05")
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, output
-    assert output.splitlines()[1].split()[:2] == ["1", "hung"]
+    assert output.splitlines()[1].split()[5] == "hung"
 
 
 def test_what_pytest_prints_is_read():
     total = "1 failed, 7 passed, 2 skipped, 1 error in 61.20s (0:01:01)"
     text = f"..F\nFAILED tests/a.py::b - E: 3 passed in 2s\nERROR tests/c.py::d\n{total}\n"
-    run = Run.read(3, "code 1", 61.2, text)
+    run = Run.read(3, "1a2b+  at noon  4", "code 1", 61.2, text)
     assert (run.passed, run.failed, run.skipped) == (7, 2, 2)
     assert run.names == ("tests/a.py::b", "tests/c.py::d")
-    assert str(run) == "  3  code 1        7       2        2      1.0  tests/a.py::b tests/c.py::d"
+    assert (
+        str(run)
+        == "  3  1a2b+  at noon  4  code 1        7       2        2      1.0  tests/a.py::b tests/c.py::d"
+    )

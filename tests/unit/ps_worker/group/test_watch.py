@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from ps_wire.process.ranks import Ranks
@@ -12,11 +14,12 @@ LEASE_S = 10.0
 
 
 class Store:
-    """A store in a dict; `gone`: its keeper has gone."""
+    """A store in a dict; `gone`: its keeper has gone; `asked`: called with each question."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.gone = False
+        self.asked: Callable[[], object] = lambda: None
 
     def set(self, key: str, value: str) -> None:
         self._check()
@@ -31,6 +34,7 @@ class Store:
         return all(key in self.values for key in keys)
 
     def _check(self) -> None:
+        self.asked()
         if self.gone:
             raise RuntimeError("Connection reset by peer")
 
@@ -101,27 +105,69 @@ def test_a_leader_that_is_silent_for_a_lease_ends_the_others() -> None:
 def test_a_store_that_does_not_answer_ends_who_waits_and_is_asked_no_more() -> None:
     group = Group(2)
     group.pass_time(1)
-    group.now_s += LEASE_S
-    group.watches[1].check_answered()
-    assert group.reasons[1] is None
+    seen: list[str | None] = []
 
-    group.now_s += 1
-    group.watches[1].check_answered()
+    def hang() -> None:
+        for seconds in (LEASE_S, 1.0):
+            group.now_s += seconds
+            group.watches[1].check_answered()
+            seen.append(group.reasons[1])
+        raise RuntimeError("the question was given up")
 
-    assert "rank 0 on host0 was silent for 11.0 s" in str(group.reasons[1])
+    group.store.asked = hang
+    group.watches[1].look()
+
+    assert seen[0] is None
+    assert "rank 0 on host0 was silent for 11.0 s" in str(seen[1])
     group.store.gone = True
     assert group.watches[1].reason() is None
     group.watches[1].leave()
     assert "left" not in group.store.values.values()
 
 
-def test_a_store_that_is_gone_means_that_the_leader_is() -> None:
+def test_a_rank_that_asks_nothing_for_a_while_takes_no_store_for_silent() -> None:
+    group = Group(2)
+    group.pass_time(1)
+
+    group.now_s += 3 * LEASE_S
+    for watch in group.watches:
+        watch.check_answered()
+
+    assert group.reasons == [None, None]
+
+
+def test_time_in_which_a_rank_did_not_look_itself_is_no_silence_of_others() -> None:
+    """Where a machine is paused, or overloaded, all of its ranks are; what comes then counts again."""
+    group = Group(3)
+    group.pass_time(1)
+    group.watches[0].look()  # it has seen the newest signs of all
+
+    group.now_s += 3 * LEASE_S
+    group.watches[0].look()
+    group.watches[2].look()
+    assert group.reasons == [None] * 3
+
+    group.pass_time(LEASE_S / 2 + 1, 1)
+    assert "rank 1 on host1 was silent for" in str(group.reasons[0])
+
+
+@pytest.mark.parametrize("first", ["look", "reason"])
+def test_a_store_that_is_gone_means_that_the_leader_is_and_is_asked_once(first: str) -> None:
     group = Group(2)
     group.store.gone = True
+    asked: list[str] = []
+    group.store.asked = lambda: asked.append("once")
+    watch = group.watches[1]
 
-    group.watches[1].look()
+    if first == "look":
+        watch.look()
+        assert "rank 0, which keeps the group's store, has gone" in str(group.reasons[1])
+    assert watch.reason() is None
+    watch.tell("rank 0 has gone")
+    watch.look()
+    watch.leave()
 
-    assert "rank 0, which keeps the group's store, has gone" in str(group.reasons[1])
+    assert asked == ["once"]
 
 
 def test_a_rank_that_has_left_in_order_is_not_missed() -> None:
