@@ -4,13 +4,14 @@
 
 Prints one JSON line. `--what` is one of:
 
-    own    two ranks without servers (`--servers none --nproc 2`), over shm and gloo, and two ranks of DDP
-           over gloo with the fused optimizer: Adam, seconds a step. And the optimizer's state that each rank
-           holds, in parts of an equal share
+    own    two ranks without servers (`--servers none --nproc 2`), over shm and gloo, with overlap and in
+           `step()`, and two ranks of DDP over gloo with the fused optimizer: Adam, seconds a step. And the
+           optimizer's state that each rank holds, in parts of an equal share
     push   a group of two ranks and a single worker, on one host over shared memory, resnet50, SGD: seconds
            from gradients that are there, in the memory that is pushed, to the weights of the next step
     shm    the same two with forward and backward: seconds a step beyond the same processes that only compute
-    link   two groups of two ranks and four workers, two servers behind links of `--link-gbps`: likewise
+    link   two groups of two ranks and four workers, two servers behind links of `--link-gbps`: likewise; all
+           of them overlap with backward, and groups also without
     bytes  payload that each rank of a group of two has pushed in a step, as the servers count it, in parts of
            an equal share of the model
 """
@@ -18,6 +19,7 @@ Prints one JSON line. `--what` is one of:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -72,7 +74,14 @@ with ps.connect() as worker:
 
 
 def ranks(
-    name: str, mode: str, count: int, optimizer: str, environment: Mapping[str, str], *, workers: int = 0
+    name: str,
+    mode: str,
+    count: int,
+    optimizer: str,
+    environment: Mapping[str, str],
+    *,
+    workers: int = 0,
+    overlap: bool = False,
 ) -> list[ProcessPlan]:
     """Processes of a party: ranks of groups, or, with `workers`, so many of them alone."""
     (port,) = free_ports(1)
@@ -86,7 +95,7 @@ def ranks(
         "host": LOCAL.address,
         "port": port,
         "world_size": count,
-        "overlap": False,
+        "overlap": overlap,
         "bucket_mb": "25",
     }
     size = 1 if workers else RANKS
@@ -125,17 +134,18 @@ def pushing(
 def own(session: Session, rounds: int) -> dict[str, object]:
     """See `--what own`."""
     stores, parties = [], []
-    for reduce in ("shm", "gloo"):
+    for reduce, overlap in itertools.product(("shm", "gloo"), (True, False)):
         listening, address = own_servers.listen()
         stores.append(own_servers.keep_store(listening))
         servers = {"PS_SERVERS": "none", STORE: address, "PS_GROUP_REDUCE": reduce}
-        parties.append(start(session, ranks(reduce, "project", RANKS, "adam", servers)))
+        name = reduce if overlap else f"{reduce}-in-step"
+        parties.append(start(session, ranks(name, "project", RANKS, "adam", servers, overlap=overlap)))
     parties.append(start(session, ranks(DDP, DDP, RANKS, "adam", {})))
     step_s = measure(session, parties, rounds)
     state = state_shares()
     return {
         "step_s": step_s,
-        "ratio": {name: step_s[name] / step_s[DDP] for name in ("shm", "gloo")},
+        "ratio": {name: step_s[name] / step_s[DDP] for name in step_s if name != DDP},
         "state_share": max(state),
     }
 
@@ -178,13 +188,15 @@ def link(session: Session, rounds: int, gbps: float, data_ports: tuple[int, ...]
     session.start("link", links.plans(Link(gbps=gbps, ms=0.0), addresses, data_ports), limit_s=LIMIT_S)
     session.wait_ready(limit_s=LIMIT_S)
     servers = {"PS_SERVERS": ",".join(links.through(addresses)), "PS_CARRIER": "tcp"}
+    many = 2 * RANKS
     parties = [
-        start(session, ranks(ALONE, ALONE, 2 * RANKS, "sgd", {})),
-        start(session, ranks("workers", "project", 2 * RANKS, "sgd", servers, workers=2 * RANKS)),
-        start(session, ranks("groups", "project", 2 * RANKS, "sgd", servers)),
+        start(session, ranks(ALONE, ALONE, many, "sgd", {})),
+        start(session, ranks("workers", "project", many, "sgd", servers, workers=many, overlap=True)),
+        start(session, ranks("groups", "project", many, "sgd", servers, overlap=True)),
+        start(session, ranks("groups-in-step", "project", many, "sgd", servers)),
     ]
     step_s = measure(session, parties, rounds)
-    beyond_s = {name: step_s[name] - step_s[ALONE] for name in ("workers", "groups")}
+    beyond_s = {name: step_s[name] - step_s[ALONE] for name in step_s if name != ALONE}
     return {"gbps": gbps, "step_s": step_s, "beyond_s": beyond_s}
 
 

@@ -211,7 +211,7 @@ class Worker:
             model: that owns the optimizer's parameters; or a pipeline of it, whose stages each push and pull
                 the parameters that they have.
             overlap: push buckets while backward runs; "auto" begins after a first step in which nothing
-                touched the gradients.
+                touched the gradients. In a group not with `gradient_as_bucket_view`, unless it is True.
             weight: of a push in a BSP mean: "equal", or the "samples" that the loader of the latest batch has
                 handed out since the last step. So a validation pass in between has no say; of a step that
                 draws from several loaders, the last one counts. Or "ranks", the size of this worker's group,
@@ -226,7 +226,8 @@ class Worker:
             gradient_as_bucket_view: as in DistributedDataParallel: after backward `p.grad` lies in the memory
                 that is pushed, which saves the memory of a gradient; with `zero_grad(set_to_none=False)` its
                 copy, too. With overlap, gradients must not be written to between backward and `step()`. In a
-                group `step()` leaves there what it reduced: the ranks' mean, or this rank's own.
+                group `step()` leaves there what it reduced: the ranks' mean, or this rank's own; with
+                overlap backward does, so that they must not be read in between, either.
             buckets: sizes of buckets and partitions.
 
         Raises:
@@ -653,16 +654,16 @@ class Worker:
         """Refuses what `wrap` cannot do in a group; gives `overlap` as it is there."""
         if self.group_size == 1:
             return overlap
-        if overlap is True:
-            self._refuse_in_group("overlap=True", "leave overlap out, or give overlap=False")
-        if as_views and self._group is not None and self._group.stages is not None:
-            self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         stages = self._group is not None and self._group.stages is not None
+        if stages and overlap is True:
+            self._refuse_in_group("overlap=True in a pipeline", "leave overlap out, or give overlap=False")
+        if stages and as_views:
+            self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         if stages and clip_grad_norm is not None and not self._settings.consistency.aggregates:
             self._refuse_in_group(  # a stage has not the whole norm
                 f"clip_grad_norm in a pipeline under {self._settings.consistency}", "take bsp"
             )
-        return False if stages else "auto"
+        return False if stages else overlap
 
     def _check_pipeline_wrap(
         self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, pipe: Pipeline | None

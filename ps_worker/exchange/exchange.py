@@ -8,7 +8,8 @@ last answer, by the receiving threads or by a shard; then they belong to whoever
 and the next `pull` waits for it.
 
 It has no lock: `InFlight` guards what is under way, `TableMemory` what is mapped. Everything else is written
-by the user's thread, and replaced as a whole where connections' threads read it.
+by the user's thread, and replaced as a whole where connections' threads read it. In a group buckets that
+leave in backward are pushed by a thread beside it, for which it waits before it does so itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from ps_wire.errors import FrameMalformed
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
+from ps_wire.frames.lists import partitions
 from ps_wire.frames.messages import hyperparameters_to_proto
 from ps_wire.process import trace
 from ps_wire.sockets.frame_socket import MAX_DESCRIPTORS
@@ -168,6 +170,11 @@ class Exchange:
         return self._ranks is not None and self._ranks.sums
 
     @property
+    def leaves_early(self) -> bool:
+        """Whether buckets may be pushed while backward is running: ranks that they wait for need a thread."""
+        return self._ranks is None or self._ranks.beside is not None
+
+    @property
     def weights(self) -> FlatBuckets:
         """The weights that came last, all of them."""
         return self.memory.weights
@@ -234,6 +241,7 @@ class Exchange:
         step: int,
         weight: float,
         present: Sequence[Sequence[bool]],
+        early: bool = False,
     ) -> None:
         """Sends the gradient memory of partitions, which belongs to the exchange until their ACKs.
 
@@ -243,24 +251,39 @@ class Exchange:
             weight: of the push in a BSP mean.
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
+            early: backward is still running: other ranks are not waited for here; see `leaves_early`.
         """
-        if self._ranks is not None:
-            ready = self._ranks.push(
-                partitions[0].bucket,
-                step=step,
-                weight=weight,
-                hyper=_fingerprint(self._hyper),
-                present=present,
-                apart=bool(self._of_ranks and self.memory.descriptors),
-            )
-            self._push_reduced(ready, step)
+        if self._ranks is None:
+            self._push(partitions, step=step, weight=weight, present=present)
             return
-        self._push(partitions, step=step, weight=weight, present=present)
+        if not early:
+            self._ranks.arrive(step)
+        bucket, beside = partitions[0].bucket, self._ranks.beside
+        reduce = partial(
+            self._ranks.push,
+            bucket,
+            step=step,
+            weight=weight,
+            hyper=_fingerprint(self._hyper),
+            present=present,
+            apart=bool(self._of_ranks and self.memory.descriptors),
+        )
+        if beside is not None and (early or beside.used):
+            beside.put(bucket, lambda: self._push_reduced(reduce(waits=True), step))
+        else:
+            self._push_reduced(reduce(waits=False), step)
 
     def push_rest(self, *, step: int) -> None:
         """All pushes of this step were made: in a group those leave for which other ranks were waited for."""
         if self._ranks is not None:
+            self._wait_beside(self._ranks, step)
             self._push_reduced(self._ranks.rest(), step)
+
+    @staticmethod
+    def _wait_beside(ranks: RankTraffic, step: int) -> None:
+        ranks.arrive(step)
+        if ranks.beside is not None and ranks.beside.used:
+            ranks.beside.wait()
 
     def _push_reduced(self, ready: Sequence[Reduced], step: int) -> None:
         for it in ready:
@@ -302,6 +325,7 @@ class Exchange:
     def abstain(self, *, step: int) -> None:
         """Takes this step with nothing to apply where nothing was pushed. May be called again."""
         if self._ranks is not None:
+            self._wait_beside(self._ranks, step)
             self._push_reduced(self._ranks.abstain(step), step)
         self._send_again()
         self._abstain(self._own, step)
@@ -407,11 +431,14 @@ class Exchange:
     # -- from connections ------------------------------------------------------------------------------
 
     def receive(self, frame: wire.Frame) -> None:
-        """A frame of a shard about this table; on the connection's thread."""
-        if frame.partition >= self.plan.num_partitions:
-            self.in_flight.fail(
-                FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none")
-            )
+        """A frame of a shard about this table; on the connection's thread.
+
+        Raises:
+            FrameMalformed: see `lists.partitions`.
+        """
+        last = max(partitions(frame))
+        if last >= self.plan.num_partitions:
+            self.in_flight.fail(FrameMalformed(f"a shard speaks of partition {last}; there is none"))
         elif frame.kind in (wire.Kind.ACK, wire.Kind.FREE):
             if self._traffic is not None and frame.flags & wire.TOLD:
                 self._tell(self._traffic, frame)  # first: who waits for the ACK goes on then
@@ -423,26 +450,27 @@ class Exchange:
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
-        if frame.kind is not wire.Kind.PULLED or not self.in_flight.expects(frame):
+        if frame.kind is not wire.Kind.PULLED or not self.in_flight.expected(frame):
             return None
         return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
 
     def _tell(self, traffic: TrafficListener, ack: wire.Frame) -> None:
         """Tells what an ACK says of a push: nothing of one that came twice, or by an older shard."""
-        sent = self.in_flight.sent(ack.partition)
-        if sent is not None and sent.step == ack.step:
-            traffic.acknowledged(
-                sent.step,
-                gap=ack.hyper,
-                read=sent.version,
-                applied=ack.version if ack.flags & wire.APPLIED else None,
-                dropped=bool(ack.flags & wire.DROPPED),
-                abstained=bool(ack.flags & wire.ABSTAINED),
-            )
+        for partition in partitions(ack):
+            sent = self.in_flight.sent(partition)
+            if sent is not None and sent.step == ack.step:
+                traffic.acknowledged(
+                    sent.step,
+                    gap=ack.hyper,
+                    read=sent.version,
+                    applied=ack.version if ack.flags & wire.APPLIED else None,
+                    dropped=bool(ack.flags & wire.DROPPED),
+                    abstained=bool(ack.flags & wire.ABSTAINED),
+                )
 
     def _receive_pulled(self, frame: wire.Frame) -> None:
-        index = frame.partition
-        if not self.in_flight.expects(frame):
+        index, expected = frame.partition, self.in_flight.expected(frame)
+        if not expected:
             return  # answered already, on a connection that has gone since
         if frame.codec == NOTHING:
             self.in_flight.came_open(frame)
@@ -454,11 +482,12 @@ class Exchange:
                 failure = self.sharing.cannot_keep(error) if isinstance(error, OSError) else error
                 self.in_flight.fail(failure)
                 return
-        self.memory.on_arrival(self.partitions[index])
-        if self._traffic is not None:
-            waited_s = frame.hyper * 1e-6 if frame.flags & wire.TIMED else None
-            self._traffic.pulled(frame.step - 1, waited_s)
-        nbytes = len(frame.payload) or self._sizes[index]
+        for partition in expected:
+            self.memory.on_arrival(self.partitions[partition])
+            if self._traffic is not None:
+                waited_s = frame.hyper * 1e-6 if frame.flags & wire.TIMED else None
+                self._traffic.pulled(frame.step - 1, waited_s)
+        nbytes = len(frame.payload) or sum([self._sizes[partition] for partition in expected])
         # An answer to a mapped table says that its step has closed.
         spread = self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)
         if self._traffic is not None and spread is not None and self._ranks is None:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from ps_worker.group.arrived_weights import Versions
+from ps_worker.group.beside import Beside
 
 Present = Sequence[Sequence[bool]]
 
@@ -33,7 +34,10 @@ class Reduced(Protocol):
 
 
 class RankTraffic(Protocol):
-    """Traffic of one table between ranks; used by the thread that pushes. It waits for other ranks."""
+    """Traffic of one table between ranks; used by the thread that pushes. It waits for other ranks.
+
+    Between the first bucket that leaves beside the script and `beside.wait()` that thread is `beside`'s.
+    """
 
     @property
     def owned(self) -> Sequence[int]:
@@ -51,14 +55,29 @@ class RankTraffic(Protocol):
     def descriptors(self) -> Sequence[int]:
         """By rank, of the memory in which terms lie; none: there are no terms."""
 
+    @property
+    def beside(self) -> Beside | None:
+        """Makes calls of `push` while backward is running; None: all of them are made in `step()`."""
+
     def bring(self, weights: Sequence[torch.Tensor]) -> None:
         """Called before first weights are loaded: those that another rank has come to who brings them."""
 
     def brought(self) -> None:
         """Called when the first weights that this rank brings are on the shards; waits for all ranks."""
 
+    def arrive(self, step: int) -> None:
+        """Called when the script is in its step, and may wait from now on. May be called again."""
+
     def push(
-        self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool
+        self,
+        bucket: int,
+        *,
+        step: int,
+        weight: float,
+        hyper: int,
+        present: Present,
+        apart: bool,
+        waits: bool,
     ) -> Sequence[Reduced]:
         """Called when a bucket's flat gradients are there; gives what is to be pushed by now, of any bucket.
 
@@ -69,6 +88,7 @@ class RankTraffic(Protocol):
             hyper: a checksum of the hyper-parameters, which all ranks have alike.
             present: by partition, whether a piece had a gradient on this rank.
             apart: terms are as good as their mean: who takes the push maps them.
+            waits: until all ranks have this bucket.
         """
 
     def rest(self) -> Sequence[Reduced]:

@@ -5,8 +5,8 @@ over gloo, and nothing ends a call of gloo that waits for a dead peer: such call
 the thread `ps-group`, and the script's thread waits for that thread, or for the `Abort`, whichever is first.
 Before each exchange ranks say what they are about to do, and who hears it compares.
 
-A message is JSON with, perhaps, bytes behind it; nothing is pickled. The script's thread alone calls it. It
-must not know what is said.
+A message is JSON with, perhaps, bytes behind it; nothing is pickled. One thread at a time calls it: that of
+the script, or of what is beside it. It must not know what is said.
 
 `Abort.changed` guards the outcome of the call that is under way.
 """
@@ -17,6 +17,7 @@ import json
 import logging
 import queue
 import struct
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -41,8 +42,8 @@ MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in 
 MAX_BLOB_BYTES = 8 << 30
 CLOSE_LIMIT_S = 2.0  # a call whose connections were cut is over at once
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
-TAG = 7  # tensors of two ranks are in order, so that one tag does
-NEVER_SENT = 8  # a tag under which nothing comes
+NEVER_SENT = 6  # a tag under which nothing comes
+TAG = 7  # tensors of two ranks over one channel are in order, so that one tag does
 SIZES = struct.Struct("<?qq")  # of a message: whether it is heard later than what is said since, header, blob
 
 Result = TypeVar("Result")
@@ -105,6 +106,7 @@ class Channel:
         hosts: tuple[str, ...],
         on_broken: Callable[[str], str | None],
         look: Callable[[], object] = lambda: None,
+        tag: int = TAG,
     ) -> None:
         """Starts the thread.
 
@@ -116,8 +118,10 @@ class Channel:
             hosts: by rank, for people.
             on_broken: told why the group is broken, as this rank sees it; gives what another rank has said.
             look: called now and then while this rank waits; may set `abort`.
+            tag: of its tensors, which share their wires with those of other channels.
         """
         self._look = look
+        self._tag = tag
         self.ranks = ranks
         self._wires = wires
         self._lines = lines
@@ -128,6 +132,7 @@ class Channel:
         self._others = range(1, ranks.size)
         # What was heard before it was waited for, by rank, and whether it is late.
         self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(deque)
+        self._place: tuple[Saying, int] | None = None  # and the thread that stands there
         abort.when_set(lambda _: lines.wake())
         self._thread = watched.thread("ps-group", self._work, log=logger, failed=self._failed)
         self._thread.start()
@@ -209,6 +214,34 @@ class Channel:
         except Gone as error:
             raise self._has_gone(error.rank) from None
         return Saying(mine, late)
+
+    def stand(self, what: str) -> None:
+        """This rank's script is there, and waits for others elsewhere: with the next exchange all compare.
+
+        Args:
+            what: it does, the same on all ranks, for people.
+        """
+        self._place = self.say(what, late=False), threading.get_ident()
+
+    def compare_places(self) -> None:
+        """Compares with `stand` what the scripts of others have said by now; waits for none.
+
+        Other threads than the one that stands there may call it, and then it does nothing.
+
+        Raises:
+            GroupBroken: another one does something else.
+        """
+        if self._place is None or self._place[1] != threading.get_ident():
+            return
+        mine, me = self._place[0].mine, self.ranks.rank
+        try:
+            for rank in self._all_others if me == 0 else [0]:
+                if self._has_said(rank):
+                    said = self._kept[rank, False][0]
+                    first, number, second = (said, me, mine) if me else (mine, rank, said)
+                    self._compare(str(first.fields.get("what")), number, second)
+        except Gone as error:
+            raise self._has_gone(error.rank) from None
 
     def all_have_said(self) -> bool:
         """Whether what all ranks say next, and not late, is here, so that `hear_all` waits for none of them.
@@ -374,6 +407,9 @@ class Channel:
             check: sees each message as it comes.
             late: what was said with `say` is heard.
         """
+        if self._place is not None and not late:
+            place, self._place = self._place[0], None
+            self._hear_all(place.mine, {}, late=False)
         self._abort.check()
         try:
             with trace.span("wait for ranks"):
@@ -509,14 +545,15 @@ class Channel:
         self._wait(self._begin(self._wires.recv, receives))
         self._wait(sending)
 
-    @staticmethod
     def _begin(
-        call: Callable[[list[torch.Tensor], int, int], Any], parts: Sequence[tuple[int, torch.Tensor]]
+        self,
+        call: Callable[[list[torch.Tensor], int, int], Any],
+        parts: Sequence[tuple[int, torch.Tensor]],
     ) -> list[tuple[int, Any]]:
         begun = []
         for rank, tensor in parts:
             with _gone(rank):
-                begun.append((rank, call([tensor], rank, TAG)))
+                begun.append((rank, call([tensor], rank, self._tag)))
         return begun
 
     @staticmethod

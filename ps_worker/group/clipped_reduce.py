@@ -26,6 +26,7 @@ class ClippedReduce:
         brings: see `GradientReduce`.
         sums: see `GradientReduce`.
         descriptors: none: what is clipped lies in flat gradients.
+        beside: see `GradientReduce`.
     """
 
     descriptors: Sequence[int] = ()
@@ -55,6 +56,11 @@ class ClippedReduce:
         self._held: list[Reduced] = []  # of the step that is under way
         self._step = -1
         self.owned, self.brings, self.sums = reduce.owned, reduce.brings, reduce.sums
+        self.beside = reduce.beside
+
+    def arrive(self, step: int) -> None:
+        """See `GradientReduce`."""
+        self._reduce.arrive(step)
 
     def push(
         self,
@@ -65,10 +71,13 @@ class ClippedReduce:
         hyper: int,
         present: Present,
         apart: bool = False,  # noqa: ARG002 - the mean is needed here
+        waits: bool = False,
     ) -> list[Reduced]:
         """See `GradientReduce`; gives nothing to push before `rest`."""
         self._step = step
-        self._held += self._reduce.push(bucket, step=step, weight=weight, hyper=hyper, present=present)
+        self._held += self._reduce.push(
+            bucket, step=step, weight=weight, hyper=hyper, present=present, waits=waits
+        )
         return []
 
     def rest(self) -> list[Reduced]:

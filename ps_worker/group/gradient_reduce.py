@@ -18,8 +18,8 @@ frames, nor more of a shard than its number.
 
 All ranks say the same things in the same order, and hear what all have said: so all decide the same. A rank
 says nothing of step v before it has the weights of version v. It says that a bucket is there, and goes on to
-the next: what of it is its own leaves when all have said so, with a later bucket, or with the rest. Used by
-the script's thread.
+the next: what of it is its own leaves when all have said so, with a later bucket, or with the rest. `beside`
+the script it waits for the others with each bucket. Used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ps_wire.process import trace
 from ps_wire.process.rank_mean import NARROW, rank_mean
 from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
+from ps_worker.group.beside import Beside
 from ps_worker.group.channel import Channel, Said, Saying
 from ps_worker.group.device_collectives import DeviceCalls, DeviceCollectives
 from ps_worker.group.ending import Ending
@@ -96,6 +97,7 @@ class GradientReduce:
         brings: the partitions whose first weights this rank brings, where the worker's start the table.
         sums: flat gradients are summed in place with those of other ranks.
         descriptors: by rank, of the memory in which terms lie; none: there are no terms.
+        beside: makes calls of `push` while the script goes on; None: there is no overlap.
     """
 
     def __init__(
@@ -111,6 +113,8 @@ class GradientReduce:
         hosts: Hosts | None = None,
         rider: Rider | None = None,
         device: OnDevice | None = None,
+        beside: Beside | None = None,
+        scripts: Channel | None = None,
     ) -> None:
         """Nothing is under way.
 
@@ -127,7 +131,13 @@ class GradientReduce:
             hosts: of the ranks, each of which sums by itself first; None: owners sum all.
             rider: what goes along with the header of each step; None: nothing does.
             device: on which ranks reduce, and gather weights; None: they do so on the host.
+            beside: makes calls over this channel; closed by who gives it.
+            scripts: the channel of the ranks' scripts, who say there that they have come to a step; None: it
+                is the same, and nothing is beside.
         """
+        self.beside = beside
+        self._scripts = scripts
+        self._arrived_at = -1  # the step to which this rank's script has come
         self.sums = device is None
         self._hosts = hosts
         self._lent = lent
@@ -160,9 +170,23 @@ class GradientReduce:
 
     # -- gradients -------------------------------------------------------------------------------------
 
+    def arrive(self, step: int) -> None:
+        """See `RankTraffic`."""
+        if self._scripts is not None and step != self._arrived_at:
+            self._arrived_at = step
+            self._scripts.stand(f"step {step} of table {self._table}")
+
     @trace.traced("reduce")
     def push(
-        self, bucket: int, *, step: int, weight: float, hyper: int, present: Present, apart: bool = False
+        self,
+        bucket: int,
+        *,
+        step: int,
+        weight: float,
+        hyper: int,
+        present: Present,
+        apart: bool = False,
+        waits: bool = False,
     ) -> list[Reduced]:
         """The flat gradients of a bucket are there on this rank. All ranks name the same ones in one order.
 
@@ -173,6 +197,7 @@ class GradientReduce:
             hyper: a checksum of the hyper-parameters.
             present: by partition, whether a piece had a gradient on this rank.
             apart: who takes the push can read the `descriptors`: terms are as good as the mean.
+            waits: until this bucket is there on all ranks.
 
         Returns:
             Of the buckets that are there on all ranks by now, and were not before: the mean of what this rank
@@ -184,7 +209,7 @@ class GradientReduce:
         if self._header.begin(step, there=True, weight=weight, hyper=hyper):
             self._begun.clear()
         self._say(bucket, present, apart=apart)
-        return self._heard(waits=False)
+        return self._heard(waits=waits)
 
     @trace.traced("reduce")
     def rest(self) -> list[Reduced]:
@@ -370,9 +395,9 @@ class GradientReduce:
             PsError: some cannot come, on whichever rank; raised on all of them.
             GroupBroken: a rank does something else, or has gone.
         """
-        said = self._channel.share(
-            f"weights of table {self._table} at clock {step}", self._arrived.wait(arrive, mapped)
-        )
+        channel = self._scripts or self._channel
+        mine = self._arrived.wait(arrive, mapped)
+        said = channel.share(f"weights of table {self._table} at clock {step}", mine)
         versions = self._arrived.versions(said)
         if self._collectives is not None:
             self._collectives.gather(weights())

@@ -22,13 +22,15 @@ from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
 from ps_worker.group import alike, bounded_group, gpus
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import Channel, Wires, cut
+from ps_worker.group.beside import Beside
+from ps_worker.group.channel import TAG, Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
 from ps_worker.group.device_collectives import DeviceCalls
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce, OnDevice
 from ps_worker.group.hosts import Hosts
 from ps_worker.group.lent_gradients import FlatGradients, borrow, can_lend
+from ps_worker.group.lines import RankLines
 from ps_worker.group.lines import connect as connect_lines
 from ps_worker.group.rendezvous import INTERFACE, Met
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
@@ -115,15 +117,9 @@ class Group:
             ) from None
         # From now on ranks count each other's silence; to connect has limits of its own.
         self._watch = Watch(ranks, met.store, self._abort, lease_s=lease_s, hosts=met.hosts)
-        self.channel = Channel(
-            ranks,
-            self._wires,
-            lines,
-            self._abort,
-            hosts=met.hosts,
-            on_broken=self._tell,
-            look=self._watch.check_answered,
-        )
+        self._channels: list[Channel] = []
+        self._besides: list[Beside] = []
+        self.channel = self._channel_over(lines)
         if self._made is not None:  # a script that waits in one of its calls is freed, too
             made: Any = self._made
             self._abort.when_set(lambda _: cut(made, ranks))
@@ -207,16 +203,21 @@ class Group:
         Raises:
             ConfigurationRefused: they are to be read where they lie, and a rank has no memory to lend.
         """
+        channel = self._channel_of_table(table)
         lent, device = None, self._on_device(gradients)
         if device is None and self.how in (SHM, HOSTS):
             near = self.hosts.near(self.ranks.rank)
-            lent = borrow(self.channel, f"table {table}", gradients, near)
+            lent = borrow(channel, f"table {table}", gradients, near)
         if lent is None and self._reduce in (SHM, HOSTS):
             raise ConfigurationRefused(
                 f"table {table}: a rank has no memory that the others can map (--group-reduce {self._reduce})"
             )
+        beside = None
+        if device is None:  # whose calls all tables share, in one order
+            beside = Beside(channel, self._abort, self.channel.compare_places)
+            self._besides.append(beside)
         reduce = GradientReduce(
-            self.channel,
+            channel,
             self.ending,
             table,
             gradients.tensors,
@@ -227,10 +228,12 @@ class Group:
             self.hosts if lent is not None and self.how == HOSTS else None,
             rider,
             device,
+            beside,
+            self.channel,
         )
         if max_norm is None:
             return reduce
-        return ClippedReduce(reduce, self.channel, gradients.tensors, partitions, max_norm)
+        return ClippedReduce(reduce, channel, gradients.tensors, partitions, max_norm)
 
     def when_broken(self, told: Callable[[GroupBroken], None]) -> None:
         """See `Abort.when_set`: for who waits for something else than other ranks."""
@@ -256,9 +259,12 @@ class Group:
             for wires in (self._wires, self._stage_wires):
                 if wires is not None:
                     cut(wires, self.ranks)
+        for beside in self._besides:
+            beside.close()
         if self._collectives is not None:  # also in order: the others have left, or wait for nothing
             self._collectives.abort()
-        self.channel.close()
+        for channel in self._channels:
+            channel.close()
         if self.healthy:
             self._end_torch_group()
         return all_left
@@ -268,6 +274,36 @@ class Group:
         self.channel.check()
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _channel_of_table(self, table: int) -> Channel:
+        """A channel of its own: who talks over it may be beside the script, and wait. All ranks call it."""
+        self.channel.share(f"connections for table {table}")
+        store = PrefixStore(f"table {table}, {len(self._channels)}", self._met.store)
+        try:
+            lines = connect_lines(self.ranks, store, self._met.address)
+            return self._channel_over(lines, self.channel.compare_places)
+        except (RuntimeError, OSError) as error:
+            raise self.broken(
+                f"rank {self.ranks.rank} cannot connect to the others for table {table}: {error}"
+            ) from None
+
+    def _channel_over(self, lines: RankLines, look: Callable[[], object] = lambda: None) -> Channel:
+        def look_around() -> None:
+            self._watch.check_answered()
+            look()
+
+        made = Channel(
+            self.ranks,
+            self._wires,
+            lines,
+            self._abort,
+            hosts=self._met.hosts,
+            on_broken=self._tell,
+            look=look_around,
+            tag=TAG + len(self._channels),
+        )
+        self._channels.append(made)
+        return made
 
     def _on_device(self, gradients: FlatGradients) -> OnDevice | None:
         """Where a table is reduced whose gradients have memory on a GPU."""

@@ -100,9 +100,11 @@ class StageTraffic:
         brings: the same: each stage brings the first weights of what it owns.
         sums: flat gradients are never of all ranks.
         descriptors: none: what a stage pushes lies in its flat gradients.
+        beside: none: buckets leave in `step()`.
     """
 
     sums = False
+    beside = None
     descriptors: Sequence[int] = ()
 
     def __init__(
@@ -165,6 +167,9 @@ class StageTraffic:
 
     # -- gradients -------------------------------------------------------------------------------------
 
+    def arrive(self, step: int) -> None:
+        """See `RankTraffic`: stages talk where their scripts do."""
+
     @trace.traced("reduce")
     def push(
         self,
@@ -175,6 +180,7 @@ class StageTraffic:
         hyper: int,
         present: Present,
         apart: bool = False,  # noqa: ARG002 - it has no terms
+        waits: bool = False,  # noqa: ARG002 - it always does
     ) -> list[StageReduced]:
         """The flat gradients of a bucket are there on this stage; waits for what it owns and others hold.
 
@@ -336,7 +342,7 @@ class StageTraffic:
                 f"{max(self._versions)}, and under bsp all are of one"
             )
         if self._rider is not None:
-            self._rider.hear([one.fields for one in said])
+            self._rider.hear([one.fields for one in said], self._channel)
 
     def _bring_back(self, flat: Sequence[torch.Tensor], sees: Sequence[Collection[int]]) -> None:
         """The weights of pieces that one rank holds and another owns."""

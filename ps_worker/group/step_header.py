@@ -24,8 +24,8 @@ class Rider(Protocol):
         It may wait.
         """
 
-    def hear(self, said: Sequence[Fields]) -> None:
-        """Called when all ranks have said so, with what each has; it may talk to them."""
+    def hear(self, said: Sequence[Fields], channel: Channel) -> None:
+        """Called when all ranks have said so, with what each has; it may talk to them over this channel."""
 
 
 class StepHeader:
@@ -85,7 +85,7 @@ class StepHeader:
         self.weight = next((weight for weight in weights if weight), 0.0)
         self._ending.heard(any(one.get("ends") for one in said))
         if self._rider is not None:
-            self._rider.hear(said)
+            self._rider.hear(said, self._channel)
         return True
 
 

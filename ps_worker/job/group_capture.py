@@ -14,6 +14,7 @@ by the script's thread.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,7 @@ class GroupCapture:
         self._channel = channel
         self._promises = promises
         self._mine: dict[str, _Captured] = {}
+        self._asking = threading.Lock()  # headers of two tables may be said at once; guards `asked`
         self._wanted = 0
 
     @property
@@ -78,9 +80,9 @@ class GroupCapture:
         promise = self._promises[kind]()
         promise.arm(self._wanted, promise.prepare(self._wanted, lambda _, blob: put(blob)))
 
-    def gather(self, what: str, blob: bytes) -> bytes | None:
+    def gather(self, what: str, blob: bytes, channel: Channel | None = None) -> bytes | None:
         """All ranks give the leader a state at the same place of the script; it gets one of all."""
-        heard = self._channel.gather(what, blob=blob)
+        heard = (channel or self._channel).gather(what, blob=blob)
         return merged([blob, *(it.blob for it in heard)]) if self.leads else None
 
     def say(self, table: int, step: int) -> Fields:
@@ -93,11 +95,12 @@ class GroupCapture:
             captured, mine = promise().captured, self._mine.get(kind)
             known = None if cut is None else [cut.number, sorted(cut.steps.items())]
             said[kind] = {"cut": known, "gathers": None}
-            if mine is not None and mine.number == captured and not mine.asked:  # else it was given up
-                mine.asked, said[kind]["gathers"] = True, captured
+            with self._asking:
+                if mine is not None and mine.number == captured and not mine.asked:  # else it was given up
+                    mine.asked, said[kind]["gathers"] = True, captured
         return said
 
-    def hear(self, said: Sequence[Fields]) -> None:
+    def hear(self, said: Sequence[Fields], channel: Channel) -> None:
         """See `Rider`."""
         for kind, promise in self._promises.items():
             first = said[0][kind]
@@ -108,7 +111,7 @@ class GroupCapture:
                 continue
             mine = self._mine.pop(kind, None)
             blob = mine.blob if mine is not None and mine.number == number else b""
-            every = self.gather(f"{kind} {number} of what ranks have beside tables", blob)
+            every = self.gather(f"{kind} {number} of what ranks have beside tables", blob, channel)
             if mine is not None and every is not None and promise().captured == number:
                 mine.put(number, every)
 

@@ -5,8 +5,8 @@ Legend: K = parameters of the bucket, in the order in which backward reaches the
 With overlap, a bucket leaves from the hook that completes it. What leaves is final, so what the gradients
 looked like then is kept, and `changed_since_left` compares it with what `step()` finds: the tensors
 themselves, their version counters, and the bytes of a sample against what was sent (an `unscale_` on a CPU,
-`p.grad.data` and numpy views change bytes and bump no counter). It must not know param-groups, loss scales or
-other buckets.
+`p.grad.data` and numpy views change bytes and bump no counter). Where ranks of a group write their sum over
+what was sent, the sample is kept by itself. It must not know param-groups, loss scales or other buckets.
 
 Cost, 5,000 parameters: a hook that only notes its parameter 0.4 us, the copy 0.3 us a parameter; so all hooks
 but one per bucket are `list.append`, and the one that looks whether the bucket is complete sits on the
@@ -15,7 +15,7 @@ parameter that came last when the bucket was last complete too late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter, is_
 from typing import TypeAlias
@@ -29,7 +29,7 @@ from ps_wire.spec.plan import Bucket
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.memory.staging import DONE, Ticket
 from ps_worker.memory.tensor_list import TensorList
-from ps_worker.optimizer.gradient_changes import changed, cleared, replaced, same
+from ps_worker.optimizer.gradient_changes import Sample, changed, cleared, replaced, same
 
 MANY = 1000  # hooks in a bucket that together take a millisecond
 HOOK_BYTES = 1 << 10  # travel in the time that a hook takes
@@ -90,6 +90,8 @@ class BucketGradients:
         self._sent: list[torch.Tensor | None] = []
         self._sent_there: list[torch.Tensor] = []
         self._sent_versions: list[int] = []
+        self._sent_rows: Sequence[torch.Tensor | None] = ()
+        self._sample = Sample(slice(0), 0)
         self._sent_arrivals = 0
         # A hook takes as long as 1 KiB takes to travel: many small parameters leave sooner without.
         self._overlaps = len(mine) < MANY or bucket.numel * bucket.item_bytes >= len(mine) * HOOK_BYTES
@@ -257,9 +259,9 @@ class BucketGradients:
         if gradients:
             self.ticket = self._exchange.memory.stagings.of(gradients[0].device).out(views, gradients)
 
-    def leave(self, *, late: bool) -> None:
-        """Makes what was copied final; `late` where backward is over."""
-        self.left, self._late = True, late
+    def leave(self, *, late: bool, sample: Sample) -> None:
+        """Makes what was copied final; `late` where backward is over. `sample`: see `changed_since_left`."""
+        self.left, self._late, self._sample = True, late, sample
         if not late:
             self.keep()
 
@@ -271,7 +273,27 @@ class BucketGradients:
         present: Sequence[Sequence[bool]] = self._all
         if absent:
             present = [[index not in absent for index in pieces] for pieces in self._pieces]
-        self._exchange.push(self.partitions, step=step, weight=weight, present=present)
+        early = not self._late
+        if early and self._exchange.sums:
+            self._sent_rows = [self._copied_row(*it) for it in self._sampled()]
+        self._exchange.push(self.partitions, step=step, weight=weight, present=present, early=early)
+
+    def _copied_row(self, index: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """A copy of the row that is compared, as it was sent; None: the gradient lies there itself."""
+        row = None if gradient is self._views[index] else self._sample.row(self._views[index])
+        return None if row is None else row.clone()
+
+    @property
+    def _sent_indices(self) -> Sequence[int]:
+        """The parameters whose gradients were sent, by index."""
+        if not self._absent:
+            return range(len(self._sent))
+        return [index for index, gradient in enumerate(self._sent) if gradient is not None]
+
+    def _sampled(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Of those the ones that are compared."""
+        every = self._sample.every
+        return zip(self._sent_indices[every], self._sent_there[every], strict=True)
 
     # -- checks ----------------------------------------------------------------------------------------
 
@@ -319,12 +341,10 @@ class BucketGradients:
         """Whether somebody has written into a gradient since, with other values or the same."""
         return any(gradient._version != version for gradient, version in self._noted.values())
 
-    def changed_since_left(self, sample: slice, turn: int) -> str | None:
+    def changed_since_left(self) -> str | None:
         """Says what happened to a gradient since the bucket left, as far as the checks see, or None.
 
-        Args:
-            sample: parameters whose bytes are compared, by index: one row of each.
-            turn: chooses the row.
+        All are looked at; the bytes of a row are compared of those in the sample with which it left.
         """
         kept = list(map(is_, map(_gradient_of, self.parameters), self._sent))
         if not all(kept):
@@ -332,21 +352,14 @@ class BucketGradients:
         if len(self.arrived) != self._sent_arrivals:
             index = self._index_of(self.arrived[-1])
             return f"a second backward added to the gradient of {self._names[index]!r}"
-        indices: Sequence[int] = range(len(self._sent))
-        if self._absent:
-            indices = [index for index in indices if self._sent[index] is not None]
         versions = list(map(_version_of, self._sent_there))
         if versions != self._sent_versions:
-            pairs = zip(versions, self._sent_versions, indices, strict=True)
+            pairs = zip(versions, self._sent_versions, self._sent_indices, strict=True)
             return changed(self._names[next(index for now, then, index in pairs if now != then)])
-        for index, gradient in zip(indices[sample], self._sent_there[sample], strict=True):
-            now, sent = gradient.detach(), self._views[index]
-            if now.dim():
-                if not now.numel():
-                    continue
-                row = turn % now.shape[0]
-                now, sent = now[row], sent[row]
-            if not same(now, sent):
+        for place, (index, gradient) in enumerate(self._sampled()):
+            now = self._sample.row(gradient.detach())
+            sent = self._sent_rows[place] if self._exchange.sums else self._sample.row(self._views[index])
+            if now is not None and sent is not None and not same(now, sent):
                 return changed(self._names[index])
         return None
 

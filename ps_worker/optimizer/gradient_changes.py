@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ps_wire.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The gradients of a bucket of which a row is compared in this step; other steps compare others.
+
+    Attributes:
+        every: of those that are there, by index.
+        turn: chooses the row.
+    """
+
+    every: slice
+    turn: int
+
+    def row(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The row of one that is compared, a view; None: it has none."""
+        if not tensor.dim():
+            return tensor
+        return tensor[self.turn % tensor.shape[0]] if tensor.numel() else None
 
 
 def cleared(name: str) -> UsageError:

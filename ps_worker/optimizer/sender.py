@@ -31,6 +31,7 @@ class Sender:
         sizes: parameters of each param-group of the optimizer when the newest table was made.
         as_views: gradients lie in the memory that is pushed.
         abstained: steps in which there was nothing to push.
+        of_one_rank: they are those of one rank of a group.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Sender:
         divides: bool,
         as_views: bool,
         of_one_rank: bool = False,
+        may_overlap: bool = True,
     ) -> None:
         """Has no tables.
 
@@ -57,8 +59,10 @@ class Sender:
             as_views: gradients lie in the memory that is pushed.
             of_one_rank: they are those of one rank of a group, whose mean is taken as they leave: the script
                 must not change them, which is looked at until a step in which it does not write into them.
+            may_overlap: after a watched step in which nothing touched them, gradients leave in backward.
         """
-        self._of_one_rank = of_one_rank
+        self.of_one_rank = of_one_rank
+        self._may_overlap = may_overlap
         self.tables: Sequence[TableGradients] = ()
         self.sizes: list[int] = []
         self.as_views = as_views
@@ -101,7 +105,7 @@ class Sender:
     @property
     def overlaps(self) -> bool:
         """Whether gradients leave while backward is still running."""
-        return self._mode is Mode.OVERLAPPING
+        return self._mode is Mode.OVERLAPPING and all(table.exchange.leaves_early for table in self.tables)
 
     @property
     def left(self) -> bool:
@@ -155,16 +159,16 @@ class Sender:
             if scaled:
                 raise changed_error("step() was called by a GradScaler")
             for table in self.tables:
-                table.check_left()
+                table.check_left(of_one_rank=self.of_one_rank)
         elif scaled:
             self._mode = Mode.WAITING
         elif self._mode is Mode.WATCHING and self.seen:
-            if self._of_one_rank:
+            if self.of_one_rank:
                 written = [table.check_brought() for table in self.tables]
-                self._mode = Mode.WATCHING if any(written) else Mode.WAITING
-            else:
-                untouched = all(table.change() is None for table in self.tables)
-                self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
+                if any(written):
+                    return  # it may clip, and not have to yet
+            untouched = self._may_overlap and all(table.change() is None for table in self.tables)
+            self._mode = Mode.OVERLAPPING if untouched else Mode.WAITING
 
     def send(self, scale: float | None, *, overflow: bool) -> None:
         """Sends what has not left, or abstains where there is nothing to send.

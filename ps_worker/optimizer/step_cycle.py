@@ -85,7 +85,7 @@ class StepCycle:
         """All of the step has left: asks for the weights of the next, and waits, or has modules wait."""
         if self._sender.seen:
             self.arrival.plan()
-        overlaps = self._sender.overlaps
+        overlaps = self._sender.overlaps and not self._sender.of_one_rank  # whose weights come to all at once
         if overlaps and self.arrival.wanted and not self._sender.as_views:  # which a script may write to
             self.arrival.expect()
             self._ask()

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from enum import Enum
+from itertools import accumulate
 
 import torch
 
 from ps_wire.errors import Evicted, GradientChanged
 from ps_wire.spec.table import Hyperparameters
 from ps_worker.optimizer.bucket_gradients import BucketGradients, Unscale
+from ps_worker.optimizer.gradient_changes import Sample
 from ps_worker.optimizer.started_table import StartedTable
 from ps_worker.step.first_push import FirstPush
 
@@ -92,6 +94,8 @@ class TableGradients:
             BucketGradients(exchange, bucket, self._parameters, names, as_views=as_views)
             for bucket in exchange.plan.buckets
         ]
+        counts = [len(bucket.parameters) for bucket in self._buckets]
+        self._before = [0, *accumulate(counts)]  # parameters of the buckets before each
         exchange.attach(self)
         try:
             self._hook()
@@ -146,20 +150,19 @@ class TableGradients:
                 raise GradientChanged(f"{other}. {OF_ONE_RANK}")
         return any(bucket.written_since_noted for bucket in self._buckets)
 
-    def check_left(self) -> None:
+    def check_left(self, *, of_one_rank: bool = False) -> None:
         """Refuses a step whose gradients or hyper-parameters changed after buckets had left.
+
+        Args:
+            of_one_rank: they are those of one rank of a group.
 
         Raises:
             GradientChanged: naming the parameter.
         """
-        stride = -(-len(self._parameters) // SAMPLE)
-        start = self._turn % stride
         for bucket in self._buckets:
-            sample = slice(start, None, stride)
-            start = (start - len(bucket.parameters)) % stride  # the next bucket goes on counting
-            changed = bucket.changed_since_left(sample, self._turn // stride) if bucket.left else None
+            changed = bucket.changed_since_left() if bucket.left else None
             if changed is not None:
-                raise changed_error(changed)
+                raise changed_error(changed, OF_ONE_RANK if of_one_rank else "")
         if not self.exchange.takes(self._hyperparameters()):
             raise changed_error("param_groups changed between backward and step()")
 
@@ -257,23 +260,28 @@ class TableGradients:
             self._seen = self._hyperparameters()
 
     def _complete(self, bucket: BucketGradients) -> None:
-        if self._syncing():
+        if self._syncing() and self.exchange.leaves_early:
             with self._sending, suppress(Evicted):  # step() joins again
                 self._first.settle()
                 bucket.copy()
                 bucket.check_whole()
                 self._leave(bucket, late=False)
 
+    def _sample(self, bucket: BucketGradients) -> Sample:
+        """Every `stride`-th parameter of the table, of which this bucket has some."""
+        stride = -(-len(self._parameters) // SAMPLE)
+        start = (self._turn - self._before[bucket.bucket.index]) % stride
+        return Sample(slice(start, None, stride), self._turn // stride)
+
     def _leave(self, bucket: BucketGradients, *, late: bool) -> None:
         if not self.left:
             self.exchange.set_hyperparameters(self._hyperparameters())
-        bucket.leave(late=late)
+        bucket.leave(late=late, sample=self._sample(bucket))
         self._leaving.append(bucket)
         self.flush(wait=False)
 
 
-def changed_error(what: str) -> GradientChanged:
-    """The error of something that changed after a bucket had left."""
-    return GradientChanged(
-        f"{what}, after gradients had already left (communication overlaps backward): {REMEDY}"
-    )
+def changed_error(what: str, more: str = "") -> GradientChanged:
+    """The error of something that changed after a bucket had left; `more`: a sentence behind it."""
+    text = f"{what}, after gradients had already left (communication overlaps backward): {REMEDY}"
+    return GradientChanged(f"{text}. {more}" if more else text)

@@ -76,7 +76,6 @@ class WrappedOptimizer(RemoteStateOptimizer):
             scales: a `GradScaler` may call steps.
             of_one_rank: gradients are those of one rank of a group; see `Sender`.
         """
-        self._of_one_rank = of_one_rank
         self._scales = scales
         self._open = False  # torch's constructor adds the param-groups
         super().__init__(inner, access, tables=lambda: [table.started for table in self._sender.tables])
@@ -86,10 +85,12 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._one_norm = clip_grad_norm is not None
         self._batch = BatchInHand()
         clip_norm = None if clipped_as_it_leaves else clip_grad_norm
+        watched = of_one_rank and not overlap  # whether the script changes what is one rank's alone
+        start = Mode.WATCHING if watched else START[overlap]
         self._sender = Sender(
             host,
             self._batch,
-            mode=START[overlap] if clip_norm is None else Mode.WAITING,
+            mode=start if clip_norm is None else Mode.WAITING,
             clip_norm=clip_norm,
             first=FirstPush(
                 host,
@@ -100,6 +101,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
             divides="fused" in self.defaults,
             as_views=as_views,
             of_one_rank=of_one_rank,
+            may_overlap=overlap is True or (overlap == "auto" and not (of_one_rank and as_views)),
         )
         groups = list(range(len(self.param_groups)))
         started = self._start(groups)
@@ -222,7 +224,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
                 "a GradScaler is not built for pipelines: each stage would find overflows of its own, and "
                 "the stages' scales would part; take bfloat16, which needs none"
             )
-        if scaled and scale is None and self._of_one_rank:
+        if scaled and scale is None and self._sender.of_one_rank:
             raise UsageError(
                 "scaler.unscale_() in a group of ranks shows the gradient of one rank, not the mean that is "
                 "pushed: leave it out (the scale is taken out as gradients leave), and let wrap clip "

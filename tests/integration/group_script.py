@@ -53,11 +53,14 @@ def main() -> None:
         for rank, parameter in enumerate(ones):
             model.register_parameter(f"of_rank_{rank}", parameter)
         views = "views" in words and me[0] == 0
+        several = ps.BucketOptions(first_bucket_bytes=4096, bucket_bytes=8192)  # the last has each rank's own
+        if "wide" in words:
+            several = ps.BucketOptions(partition_bytes=32768)
         optimizer = worker.wrap(
             torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if "plain" in words else 0.9),
             model,
             gradient_as_bucket_view=views,
-            buckets=ps.BucketOptions(partition_bytes=32768) if "wide" in words else None,
+            buckets=several,
         )
         print("started", *me, flush=True)
         rows = [{"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}]
@@ -87,7 +90,7 @@ def main() -> None:
                 }
             )
         worker.finish()
-        rows.append({"digest": digest(model)})
+        rows.append({"digest": digest(model), "overlaps": optimizer.overlaps})
         torch.save(rows, folder / f"{me[0]}-{me[1]}.pt")
 
 

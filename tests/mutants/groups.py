@@ -17,10 +17,19 @@ PROMISE = "tests/unit/ps_worker/membership/test_snapshot_promise.py"
 CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
 
 CLIPPED = f"{UNIT}/test_clipped_reduce.py"
+BESIDE = f"{UNIT}/test_beside.py"
+EARLY = "tests/unit/ps_worker/exchange/test_early_pushes.py"
 DEVICES, GPUS = f"{UNIT}/test_device_collectives.py", f"{UNIT}/test_gpus.py"
 STAGING = "tests/contracts/test_staging.py"
 
 MUTANTS = (
+    Mutant(
+        name="groups: a store that is gone is asked again",
+        file="ps_worker/group/watch.py",
+        text="        except RuntimeError:\n            self._hung = True\n            return None\n",
+        fault="        except RuntimeError:\n            return None\n",
+        tests=(f"{WATCH}::test_a_store_that_is_gone_means_that_the_leader_is_and_is_asked_once",),
+    ),
     Mutant(
         name="groups: ranks are silent while the one that looks is held up itself",
         file="ps_worker/group/watch.py",
@@ -217,8 +226,8 @@ MUTANTS = (
     Mutant(
         name="groups: who clips, and does not have to in the first step, clips its own gradient in a later one",
         file="ps_worker/optimizer/sender.py",
-        text="Mode.WATCHING if any(written) else Mode.WAITING",
-        fault="Mode.WAITING",
+        text="                if any(written):\n",
+        fault="                if False:\n",
         tests=(f"{GROUPS}::test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on",),
     ),
     Mutant(
@@ -547,5 +556,131 @@ MUTANTS = (
         text="            if not host:\n",
         fault="            if False:\n",
         tests=(f"{UNIT}/test_rendezvous.py",),
+    ),
+    Mutant(
+        name="beside: calls are made in the order in which hooks fire",
+        file="ps_worker/exchange/exchange.py",
+        text="            beside.put(bucket, lambda:",
+        fault="            beside.put(len(beside._calls) + beside._turn, lambda:",
+        tests=(
+            f"{EARLY}::test_a_bucket_that_leaves_early_and_all_behind_it_are_pushed_beside_in_their_order",
+        ),
+    ),
+    Mutant(
+        name="beside: what leaves in step() does not wait behind what has left in backward",
+        file="ps_worker/exchange/exchange.py",
+        text="        if beside is not None and (early or beside.used):\n",
+        fault="        if beside is not None and early:\n",
+        tests=(
+            f"{EARLY}::test_a_bucket_that_leaves_early_and_all_behind_it_are_pushed_beside_in_their_order",
+        ),
+    ),
+    Mutant(
+        name="beside: an abstention does not wait for what has left in backward",
+        file="ps_worker/exchange/exchange.py",
+        text="            self._wait_beside(self._ranks, step)\n            self._push_reduced(self._ranks.abstain(step), step)\n",
+        fault="            self._push_reduced(self._ranks.abstain(step), step)\n",
+        tests=(
+            f"{EARLY}::test_a_bucket_that_leaves_early_and_all_behind_it_are_pushed_beside_in_their_order",
+        ),
+    ),
+    Mutant(
+        name="beside: the first call is over while it is under way",
+        file="ps_worker/group/beside.py",
+        text="            return self._under_way or bool(self._turn or self._calls)\n",
+        fault="            return bool(self._turn or self._calls)\n",
+        tests=(f"{BESIDE}::test_a_group_that_has_ended_frees_who_waits_for_a_call_and_takes_no_more",),
+    ),
+    Mutant(
+        name="beside: a bucket of a step that was broken off leaves with the next step",
+        file="ps_worker/group/beside.py",
+        text="                self._calls.clear()\n",
+        fault="                pass\n",
+        tests=(f"{BESIDE}::test_a_call_whose_turn_has_not_come_is_forgotten_at_the_end_of_a_step",),
+    ),
+    Mutant(
+        name="beside: who waits hears nothing of the group's end",
+        file="ps_worker/group/beside.py",
+        text="lambda: self._over or self._abort.error is not None, LOOK_S)",
+        fault="lambda: self._over, LOOK_S)",
+        tests=(f"{BESIDE}::test_a_group_that_has_ended_frees_who_waits_for_a_call_and_takes_no_more",),
+    ),
+    Mutant(
+        name="beside: after an error the calls behind it are made",
+        file="ps_worker/group/beside.py",
+        text="(self._error is None and self._turn in self._calls)",
+        fault="(self._turn in self._calls)",
+        tests=(
+            f"{BESIDE}::test_an_error_ends_the_calls_of_the_step_and_is_raised_where_they_are_waited_for",
+        ),
+    ),
+    Mutant(
+        name="beside: a script that waits in its step does not say so to those of other ranks",
+        file="ps_worker/group/gradient_reduce.py",
+        text="            self._scripts.stand(",
+        fault="            str(",
+        tests=(f"{REDUCE}::test_a_rank_in_its_step_is_named_by_one_that_is_elsewhere",),
+    ),
+    Mutant(
+        name="beside: the place of a script is not compared with what another one says",
+        file="ps_worker/group/channel.py",
+        text="            self._hear_all(place.mine, {}, late=False)\n",
+        fault="            pass\n",
+        tests=(f"{CHANNEL}::test_scripts_that_stand_at_the_same_place_compare_it_before_what_they_say_next",),
+    ),
+    Mutant(
+        name="beside: scripts that wait in two places do not look",
+        file="ps_worker/group/channel.py",
+        text="            for rank in self._all_others if me == 0 else [0]:\n",
+        fault="            for rank in []:\n",
+        tests=(f"{CHANNEL}::test_a_script_that_stands_elsewhere_is_named_though_it_waits_for_others_there",),
+    ),
+    Mutant(
+        name="beside: the thread beside compares what its script may be reading",
+        file="ps_worker/group/channel.py",
+        text="        if self._place is None or self._place[1] != threading.get_ident():\n",
+        fault="        if self._place is None:\n",
+        tests=(f"{CHANNEL}::test_another_thread_than_the_scripts_compares_nothing",),
+    ),
+    Mutant(
+        name="beside: a bucket comes with the one behind it",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        return self._heard(waits=waits)\n",
+        fault="        return self._heard(waits=False)\n",
+        tests=(
+            f"{REDUCE}::test_buckets_that_leave_beside_a_script_wait_for_ranks_that_reduce_in_their_step",
+        ),
+    ),
+    Mutant(
+        name="beside: the mean over what was sent is taken for a change of the script's",
+        file="ps_worker/optimizer/bucket_gradients.py",
+        text="            sent = self._sent_rows[place] if self._exchange.sums else self._sample.row(self._views[index])\n",
+        fault="            sent = self._sample.row(self._views[index])\n",
+        tests=(
+            f"{EARLY}::test_a_sum_over_what_was_sent_is_no_change_of_the_scripts_and_one_past_autograd_is",
+        ),
+    ),
+    Mutant(
+        name="beside: a change past autograd is not seen in a group",
+        file="ps_worker/optimizer/bucket_gradients.py",
+        text="        return None if row is None else row.clone()\n",
+        fault="        return None\n",
+        tests=(
+            f"{EARLY}::test_a_sum_over_what_was_sent_is_no_change_of_the_scripts_and_one_past_autograd_is",
+        ),
+    ),
+    Mutant(
+        name="beside: groups reduce in step() alone",
+        file="ps_worker/optimizer/sender.py",
+        text="            untouched = self._may_overlap and all(",
+        fault="            untouched = not self.of_one_rank and all(",
+        tests=(f"{GROUPS}::test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit",),
+    ),
+    Mutant(
+        name="beside: where p.grad lies the mean is written unasked while a script may read it",
+        file="ps_worker/optimizer/wrapped.py",
+        text=" and not (of_one_rank and as_views)),\n",
+        fault="),\n",
+        tests=(f"{GROUPS}::test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit",),
     ),
 )

@@ -61,7 +61,7 @@ def project(configuration: Mapping[str, Any], model: nn.Module) -> None:
         optimizer = worker.wrap(
             optimizers.make(configuration["optimizer"], model.parameters(), fused=False),
             model,
-            overlap="auto" if configuration["overlap"] else False,
+            overlap=bool(configuration["overlap"]) and (worker.group_size > 1 or "auto"),
             gradient_as_bucket_view=True,  # as the other
             buckets=buckets_of(configuration["bucket_mb"], weight_bytes),
         )

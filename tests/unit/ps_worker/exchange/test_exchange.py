@@ -355,11 +355,14 @@ def test_a_push_without_any_gradient_has_no_payload():
 class Ranks:
     """A group of two, whose rank 1 owns the first partition, and whose shard may read what both have."""
 
-    owned, brings, sums = [0], [0], True
+    owned, brings, sums, beside = [0], [0], True, None
 
     def __init__(self, *_: object) -> None:
         self.descriptors = (8, 9)
         self.asked: list[bool] = []
+
+    def arrive(self, step: int) -> None:
+        """Its ranks are played by the test."""
 
     def push(self, bucket: int, *, apart: bool, present: Any, **_: object) -> list[Reduced]:
         self.asked.append(apart)

@@ -12,7 +12,7 @@ import torch
 
 from ps_wire.errors import GroupBroken, JobMismatch
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import MAX_HEADER_BYTES, SIZES, Said
+from ps_worker.group.channel import MAX_HEADER_BYTES, SIZES, Channel, Said
 from tests.unit.ps_worker.group.wires import town
 from tests.until import LIMIT_S, until
 
@@ -118,6 +118,57 @@ def test_who_says_something_else_to_all_is_named_on_all(odd: int) -> None:
     assert all(
         f"rank 0 is at {names[0]}, and rank {rest} on host{rest} at {names[1]}" in str(it) for it in found
     )
+
+
+def test_scripts_that_stand_at_the_same_place_compare_it_before_what_they_say_next() -> None:
+    def script(rank: int) -> list[Any]:
+        channel = group.channels[rank]
+        channel.stand("step 3")
+        channel.compare_places()
+        return [one.fields["n"] for one in channel.share("weights", {"n": rank})]
+
+    with town(3) as group:
+        assert [group.run(script) for _ in range(2)] == [[[0, 1, 2]] * 3] * 2
+
+
+@pytest.mark.parametrize("waits", [0, 1, 2])
+@pytest.mark.parametrize("other", ["share", "relay", "stand"])
+def test_a_script_that_stands_elsewhere_is_named_though_it_waits_for_others_there(
+    waits: int, other: str
+) -> None:
+    """Nobody hears the others of who waits: they hear it, or it looks now and then, as the last one does."""
+
+    def looks(channel: Channel) -> None:
+        def ended() -> bool:
+            channel.compare_places()
+            channel.check()  # as all who wait do
+            return False
+
+        until(ended)
+
+    def script(rank: int) -> object:
+        channel = group.channels[rank]
+        if rank == waits:
+            channel.stand("step 3")
+            return looks(channel)
+        if other == "stand":
+            channel.stand("finish()")
+            return looks(channel)
+        return channel.share("finish()") if other == "share" else channel.relay("finish()", lambda _: Said())
+
+    with town(3) as group:
+        found = group.run(script)
+
+    assert all(isinstance(error, GroupBroken) for error in found)
+    assert all("step 3" in str(error) and "finish()" in str(error) for error in found), found
+
+
+def test_another_thread_than_the_scripts_compares_nothing() -> None:
+    with town(2) as group:
+        group.run(lambda rank: group.channels[rank].stand(f"step {rank}"))
+        for channel in group.channels:
+            channel.compare_places()  # as who is beside it does while it waits
+        assert not group.said
 
 
 def test_what_the_leader_says_of_something_else_is_no_answer() -> None:

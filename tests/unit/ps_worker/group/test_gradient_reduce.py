@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from ps_wire.errors import GroupBroken, NonFiniteGradient
 from ps_wire.frames.buffer import as_tensor
 from ps_wire.process.rank_mean import rank_mean
 from ps_wire.spec.plan import Partition
+from ps_worker.group.beside import Beside
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce
 from ps_worker.group.hosts import Hosts
 from ps_worker.group.lent_gradients import Lent
 from tests.unit.ps_worker.group.wires import Town, town
+from tests.until import until
 
 SIZES = (1001, 64)  # elements of each bucket
 PARTITIONS = [
@@ -49,6 +52,7 @@ class Table:
         *,
         lent: bool = False,
         hosts: Hosts | None = None,
+        scripts: Town | None = None,
     ) -> None:
         ranks = range(len(group.channels))
         self.flat = [gradients(rank, dtype) for rank in ranks]
@@ -65,6 +69,7 @@ class Table:
                 PIECES,
                 self.lent_to(rank, hosts) if lent else None,
                 hosts=hosts,
+                scripts=None if scripts is None else scripts.channels[rank],
             )
             for rank in ranks
         ]
@@ -146,6 +151,39 @@ def test_the_mean_is_that_of_the_servers_to_the_bit(
     assert all(torch.equal(got, want) for got, want in zip(table.reduced(), wanted, strict=True))
     assert pushed(found) == EVERY
     assert len([reduce for reduce in table.reduces if reduce.owned]) == min(size, len(PARTITIONS))
+
+
+@pytest.mark.parametrize("lent", [False, True])
+@pytest.mark.parametrize("idle", [False, True])
+def test_buckets_that_leave_beside_a_script_wait_for_ranks_that_reduce_in_their_step(
+    lent: bool, idle: bool
+) -> None:
+    """Rank 0's hooks fire in another order, and before anybody else is there; rank 1 may have no gradient."""
+    with town(2) as group:
+        table = Table(group, lent=lent)
+        wanted = [rank_mean(of, torch.empty_like(of[0])) for of in zip(*table.kept, strict=True)]
+        beside = Beside(group.channels[0], group.aborts[0])
+        given: dict[int, list[Any]] = {}
+
+        def leave(bucket: int) -> None:
+            pushes = partial(table.reduces[0].push, bucket, step=0, weight=1.0, hyper=1)
+            given[bucket] = pushes(present=ALL[bucket], waits=True)
+
+        def step(rank: int) -> list[Any]:
+            if rank:
+                return table.reduces[1].abstain(0) if idle else table.push(1)
+            beside.wait()
+            assert table.reduces[0].rest() == []  # each came with its bucket
+            return [it for bucket in given.values() for it in bucket]
+
+        for bucket in (1, 0):
+            beside.put(bucket, partial(leave, bucket))
+        found = group.run(step)
+        beside.close()
+
+    assert list(given) == [0, 1]
+    assert pushed(found) == EVERY
+    assert all(map(torch.equal, table.reduced(), table.kept[0] if idle else wanted))
 
 
 @pytest.mark.parametrize("lent", [False, True])
@@ -292,6 +330,32 @@ def test_a_rank_a_step_ahead_of_another_is_named() -> None:
 
     assert all(isinstance(error, GroupBroken) for error in found)
     assert "rank 0 is at step 0 of table 0, and rank 1 on host1 at step 1 of table 0" in found[0].message
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_rank_in_its_step_is_named_by_one_that_is_elsewhere(early: bool) -> None:
+    """Over the channel of the scripts, whether buckets have left before its step or leave in it."""
+    with town(2) as scripts, town(2) as group:
+        table = Table(group, scripts=scripts)
+        beside = Beside(group.channels[0], group.aborts[0], scripts.channels[0].compare_places)
+
+        def step(rank: int) -> object:
+            if rank:
+                return scripts.channels[1].share("finish()")
+            if early:
+                beside.put(0, lambda: table.push(0))
+            table.reduces[0].arrive(3)
+            table.reduces[0].arrive(3)  # again
+            beside.wait() if early else until(scripts.channels[0].compare_places)
+            return None
+
+        found = scripts.run(step)
+        group.cut(1)
+        beside.close()
+
+    assert all(isinstance(error, GroupBroken) for error in found)
+    wanted = "rank 0 is at step 3 of table 0, and rank 1 on host1 at finish()"
+    assert all(wanted in str(error) for error in found)
 
 
 def test_a_step_that_was_broken_off_in_its_middle_ends_the_group() -> None:
