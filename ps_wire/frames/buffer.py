@@ -6,13 +6,21 @@ import warnings
 
 import torch
 
+from ps_wire.frames.shared_place import SharedPlace
+
 with warnings.catch_warnings():  # torch says once that it cannot write to bytes; nobody here does
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
-def as_tensor(payload: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
+def as_tensor(payload: bytes | memoryview | SharedPlace, dtype: torch.dtype) -> torch.Tensor:
     """A 1-D tensor over a payload; it must only be read, and keeps the payload alive."""
+    if isinstance(payload, SharedPlace):
+        return payload.seen_as(dtype, _tensor)
+    return _tensor(payload, dtype)
+
+
+def _tensor(payload: bytes | memoryview, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(payload, dtype=dtype)
 
 

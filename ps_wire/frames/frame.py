@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
+from ps_wire.frames.shared_place import SharedPlace
 
 MAGIC = 0x31765350  # b"PSv1" in little endian
 PROTOCOL = 3
@@ -29,6 +30,7 @@ ABSTAINED = 8  # flag of an ACK: nothing of the push is applied, since it has no
 TIMED = 2  # flag of a PULLED: `hyper` is how long its PULL waited at the gate, in microseconds
 MAX_HYPER = (1 << 32) - 1  # the field's; what is larger, of a gap or a wait, is told as that
 LENT = 64  # flag of an ACK: the push is accounted for, and its memory still read, until FREE or weights
+LISTED = 32  # flag of a PUSH, ACK or PULLED: it stands for one on each partition that its meta lists
 SHARED = 128  # flag: the payload lies in shared memory. Of a HELLO: the connection shares memory
 FIRST_READER = 1 << 31  # readers' numbers begin here, workers' end below
 MAX_GENERATION = (1 << 32) - 1  # the field's; it is also the upper half of an incarnation
@@ -65,7 +67,7 @@ class Frame:
     Attributes:
         kind: what it is.
         codec: how the payload is encoded (`ps_wire.spec.codec`); 0 is the partition's dtype as it is.
-        flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`, `PULLS`, `RANKS`.
+        flags: of a PULL: `READ` or `CUT`; of a PUSH: `STRICT`, `PULLS`, `RANKS`; see also `LISTED`.
         partition: number in the table's plan.
         table: number of the table in its job.
         rank: which rank of a worker group sent it.
@@ -76,12 +78,14 @@ class Frame:
         generation: of the shard.
         incarnation: of that worker; grows at each join.
         hyper: number of the hyper-parameters that a PUSH takes, or a HYPER sets. ACK: see `TOLD`. PULLED: see
-            `TIMED`. SHARE: how many of the descriptors, the last ones, are of ranks of the sender's group.
+            `TIMED`, or how many its list has. SHARE: how many of the descriptors, the last ones, are of ranks
+            of the sender's group.
         weight: of the push in a BSP mean.
         meta: by kind: a bitmap, a list, a message.
         payload: elements, raw.
-        terms: in place of a payload of float32: what each rank of a group has, in rank order; the payload is
-            their mean. In no byte of the frame: see `RANKS`, and `terms.whole`.
+        terms: in place of a payload: what each rank of a group has, float32, in rank order; the payload is
+            their mean. On a shard also the one gradient that lies in shared memory. In no byte of the frame:
+            see `RANKS`, and `terms.whole`.
         descriptors: open files that go beside a SHARE; a Unix socket carries them, in no byte of the frame.
     """
 
@@ -100,7 +104,7 @@ class Frame:
     weight: float = 1.0
     meta: bytes | memoryview = _NONE
     payload: bytes | memoryview = _NONE
-    terms: tuple[memoryview, ...] = ()
+    terms: tuple[memoryview | SharedPlace, ...] = ()
     descriptors: tuple[int, ...] = ()
 
     @property

@@ -39,15 +39,16 @@ def listed(indices: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(indices)}I", *indices)
 
 
-def read_listed(frame: Frame) -> tuple[int, ...]:
-    """Numbers of partitions in a frame's meta, at least one, each once.
+def read_listed(frame: Frame, count: int | None = None) -> tuple[int, ...]:
+    """Numbers of partitions in a frame's meta, at least one, each once; `count` of them, None: all of it.
 
     Raises:
         FrameMalformed: it is cut short, or empty, or one is there twice.
     """
-    if len(frame.meta) % 4 or not frame.meta:
+    listed = frame.meta if count is None else frame.meta[: 4 * count]
+    if not listed or len(listed) % 4 or (count is not None and len(listed) < 4 * count):
         raise FrameMalformed(f"a {frame.kind.name} frame lists partitions, 4 bytes each")
-    indices = struct.unpack(f"<{len(frame.meta) // 4}I", frame.meta)
+    indices = struct.unpack(f"<{len(listed) // 4}I", listed)
     if len(set(indices)) < len(indices):
         raise FrameMalformed(f"a {frame.kind.name} frame lists each partition once")
     return indices

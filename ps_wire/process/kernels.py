@@ -80,11 +80,12 @@ class Kernels:
 
     def adam(
         self,
-        gradients: Numbers,
-        weights: Numbers,
-        outs: Numbers,
-        firsts: Numbers,
-        seconds: Numbers,
+        gradients: Sequence[int],
+        weights: Sequence[int],
+        outs: Sequence[int],
+        firsts: Sequence[int],
+        seconds: Sequence[int],
+        sizes: Sequence[int],
         *,
         first_share: float,
         second_kept: float,
@@ -98,11 +99,12 @@ class Kernels:
         """A step of Adam on P pieces that have taken as many steps: see `adam` in kernels.c.
 
         Args:
-            gradients: P of them, shape (E,) each, float32, contiguous, as all of these.
+            gradients: addresses of P of them, E elements each, float32, contiguous, as all of these.
             weights: those before the step.
             outs: those of after; no memory of `weights`.
             firsts: moments, changed in place.
             seconds: moments, changed in place.
+            sizes: E of each.
             first_share: 1 - beta1, less than 0.5.
             second_kept: beta2.
             second_share: 1 - beta2.
@@ -112,10 +114,11 @@ class Kernels:
             l2: of each weight, added to its gradient.
             keep: what each weight is multiplied by.
         """
-        places = [_pointers(tensors) for tensors in (gradients, weights, outs, firsts, seconds)]
-        sizes = (ctypes.c_size_t * len(outs))(*[out.numel() for out in outs])
+        count = len(sizes)
+        every = gradients, weights, outs, firsts, seconds, sizes
+        arrays = [(ctypes.c_size_t * count)(*it) for it in every]  # an address is as large as a size
         numbers = first_share, second_kept, second_share, rate, root, eps, l2, keep
-        self._adam(len(outs), *places, sizes, *numbers, STREAMED_BYTES // 4)
+        self._adam(count, *arrays, *numbers, STREAMED_BYTES // 4)
 
     def finite(self, values: torch.Tensor) -> bool:
         """Whether each of the values, shape (E,), float32, contiguous, is finite."""

@@ -26,6 +26,7 @@ import torch
 from ps_wire.errors import FrameMalformed
 from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
+from ps_wire.frames.lists import partitions
 from ps_wire.frames.messages import hyperparameters_to_proto
 from ps_wire.process import trace
 from ps_wire.sockets.frame_socket import MAX_DESCRIPTORS
@@ -430,11 +431,14 @@ class Exchange:
     # -- from connections ------------------------------------------------------------------------------
 
     def receive(self, frame: wire.Frame) -> None:
-        """A frame of a shard about this table; on the connection's thread."""
-        if frame.partition >= self.plan.num_partitions:
-            self.in_flight.fail(
-                FrameMalformed(f"a shard speaks of partition {frame.partition}; there is none")
-            )
+        """A frame of a shard about this table; on the connection's thread.
+
+        Raises:
+            FrameMalformed: see `lists.partitions`.
+        """
+        last = max(partitions(frame))
+        if last >= self.plan.num_partitions:
+            self.in_flight.fail(FrameMalformed(f"a shard speaks of partition {last}; there is none"))
         elif frame.kind in (wire.Kind.ACK, wire.Kind.FREE):
             if self._traffic is not None and frame.flags & wire.TOLD:
                 self._tell(self._traffic, frame)  # first: who waits for the ACK goes on then
@@ -446,26 +450,27 @@ class Exchange:
 
     def landing(self, frame: wire.Frame, payload_bytes: int) -> memoryview | None:
         """The weights that a PULLED is about to bring, if they are waited for; else it lands elsewhere."""
-        if frame.kind is not wire.Kind.PULLED or not self.in_flight.expects(frame):
+        if frame.kind is not wire.Kind.PULLED or not self.in_flight.expected(frame):
             return None
         return self.memory.landing(self.partitions[frame.partition], frame.version, payload_bytes)
 
     def _tell(self, traffic: TrafficListener, ack: wire.Frame) -> None:
         """Tells what an ACK says of a push: nothing of one that came twice, or by an older shard."""
-        sent = self.in_flight.sent(ack.partition)
-        if sent is not None and sent.step == ack.step:
-            traffic.acknowledged(
-                sent.step,
-                gap=ack.hyper,
-                read=sent.version,
-                applied=ack.version if ack.flags & wire.APPLIED else None,
-                dropped=bool(ack.flags & wire.DROPPED),
-                abstained=bool(ack.flags & wire.ABSTAINED),
-            )
+        for partition in partitions(ack):
+            sent = self.in_flight.sent(partition)
+            if sent is not None and sent.step == ack.step:
+                traffic.acknowledged(
+                    sent.step,
+                    gap=ack.hyper,
+                    read=sent.version,
+                    applied=ack.version if ack.flags & wire.APPLIED else None,
+                    dropped=bool(ack.flags & wire.DROPPED),
+                    abstained=bool(ack.flags & wire.ABSTAINED),
+                )
 
     def _receive_pulled(self, frame: wire.Frame) -> None:
-        index = frame.partition
-        if not self.in_flight.expects(frame):
+        index, expected = frame.partition, self.in_flight.expected(frame)
+        if not expected:
             return  # answered already, on a connection that has gone since
         if frame.codec == NOTHING:
             self.in_flight.came_open(frame)
@@ -477,11 +482,12 @@ class Exchange:
                 failure = self.sharing.cannot_keep(error) if isinstance(error, OSError) else error
                 self.in_flight.fail(failure)
                 return
-        self.memory.on_arrival(self.partitions[index])
-        if self._traffic is not None:
-            waited_s = frame.hyper * 1e-6 if frame.flags & wire.TIMED else None
-            self._traffic.pulled(frame.step - 1, waited_s)
-        nbytes = len(frame.payload) or self._sizes[index]
+        for partition in expected:
+            self.memory.on_arrival(self.partitions[partition])
+            if self._traffic is not None:
+                waited_s = frame.hyper * 1e-6 if frame.flags & wire.TIMED else None
+                self._traffic.pulled(frame.step - 1, waited_s)
+        nbytes = len(frame.payload) or sum([self._sizes[partition] for partition in expected])
         # An answer to a mapped table says that its step has closed.
         spread = self.in_flight.came(frame, nbytes=nbytes, closed=self.memory.mapped)
         if self._traffic is not None and spread is not None and self._ranks is None:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ps_wire.errors import Evicted, PsError
 from ps_wire.frames import frame as wire
-from ps_wire.frames import meta
+from ps_wire.frames import lists, meta
 from ps_wire.process import trace
 from ps_worker.exchange.pulls import Pulls
 from ps_worker.exchange.pushes import Pushes
@@ -200,13 +200,13 @@ class InFlight:
         pulls = self._pulls
         return Asked(step=pulls.step, flags=pulls.flags, nothing=pulls.nothing, partitions=tuple(wanted))
 
-    def expects(self, frame: wire.Frame) -> bool:
-        """Whether this PULLED is waited for."""
+    def expected(self, frame: wire.Frame) -> list[int]:
+        """The partitions of this PULLED that are waited for."""
         with self._changed:
-            return self._pulls.expects(frame) and not self._error
+            return [] if self._error else self._pulls.expected(frame)
 
     def came(self, frame: wire.Frame, *, nbytes: int, closed: bool) -> int | None:
-        """The weights of a PULLED are where they are read; ignored if others were asked for meanwhile.
+        """The weights of a PULLED are where they are read; those that nobody waits for any more are ignored.
 
         Args:
             frame: the PULLED.
@@ -216,16 +216,19 @@ class InFlight:
         Returns:
             Where it was the last that was asked for: newest minus oldest version over partitions.
         """
-        partition, spread = frame.partition, None
+        spread = None
         with self._changed:
-            if frame.step != self._pulls.step:
+            expected = self._pulls.expected(frame)
+            if not expected:
                 return None
-            self.versions[partition] = frame.version
             self._see_clocks(frame)
             self.bytes_pulled += nbytes
-            self._pulls.came(partition)
+            for partition in expected:
+                self.versions[partition] = frame.version
+                self._pulls.came(partition)
+                if closed:
+                    self._pushes.closed(partition)
             if closed:
-                self._pushes.closed(partition)
                 self._answered.notify_all()
             if not self._pulls:
                 self.opened = frame.step
@@ -233,7 +236,7 @@ class InFlight:
                 self._show(frame.version)
                 spread = self.spread
                 self._changed.notify_all()
-            elif partition in self._awaited and self._pulls.here(self._awaited):
+            elif not self._awaited.isdisjoint(expected) and self._pulls.here(self._awaited):
                 self._changed.notify_all()
             pulled, acked = self._due_pulled(), self._due_acked()
         self._let_read(pulled)
@@ -252,16 +255,17 @@ class InFlight:
     def came_open(self, frame: wire.Frame) -> None:
         """The gate of a partition has opened; no weights came, and none were asked for."""
         with self._changed:
-            if not self._pulls.nothing or not self._pulls.expects(frame):
+            if not self._pulls.nothing or not (expected := self._pulls.expected(frame)):
                 return
             self._see_clocks(frame)
-            self._pulls.came(frame.partition)
+            for partition in expected:
+                self._pulls.came(partition)
             if not self._pulls:
                 self.opened = frame.step
                 self._changed.notify_all()
 
     def _see_clocks(self, frame: wire.Frame) -> None:
-        for worker, clock in meta.read_clocks(frame.meta):
+        for worker, clock in meta.read_clocks(lists.clocks(frame)):
             self.clocks[worker] = max(clock, self.clocks.get(worker, 0))
 
     # -- the end of all of it --------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from ps_wire.frames import frame as wire
+from ps_wire.frames.lists import partitions
 
 
 class Pulls:
@@ -40,9 +41,11 @@ class Pulls:
         """Nothing is waited for any more."""
         self._missing.clear()
 
-    def expects(self, answer: wire.Frame) -> bool:
-        """Whether this PULLED is waited for."""
-        return answer.partition in self._missing and answer.step == self.step
+    def expected(self, answer: wire.Frame) -> list[int]:
+        """The partitions of this PULLED that are waited for."""
+        if answer.step != self.step:
+            return []
+        return [partition for partition in partitions(answer) if partition in self._missing]
 
     def came(self, partition: int) -> None:
         """The weights of a partition are here."""

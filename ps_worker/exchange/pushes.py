@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from ps_wire.frames import frame as wire
+from ps_wire.frames.lists import partitions
 
 
 class Pushes:
@@ -34,13 +35,17 @@ class Pushes:
 
     def answered(self, answer: wire.Frame) -> bool:
         """An ACK or FREE has come; False: it answers none of these."""
+        found = [self._answered(answer, partition) for partition in partitions(answer)]
+        return True in found
+
+    def _answered(self, answer: wire.Frame, partition: int) -> bool:
         kinds = (self.unacked, self.lent) if answer.kind is wire.Kind.ACK else (self.lent,)
         for kept in kinds:  # a lent one may have been sent again
-            sent = kept.get(answer.partition)
+            sent = kept.get(partition)
             if sent is not None and sent.step == answer.step:
-                del kept[answer.partition]
+                del kept[partition]
                 if answer.flags & wire.LENT:
-                    self.lent[answer.partition] = sent
+                    self.lent[partition] = sent
                 return True
         return False
 

@@ -20,6 +20,7 @@ from ps_wire.access.certificates import TlsFolder
 from ps_wire.errors import ConnectionLost, InternalError, ServerUnreachable
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Carrier
+from ps_wire.frames.lists import joined
 from ps_wire.frames.service import FramesOut, Landing
 from ps_wire.frames.terms import whole
 from ps_wire.process import watched
@@ -119,7 +120,7 @@ class SocketStream:
         try:
             while frames := self._frames.batch(self._travelling):
                 if self._shares:
-                    frames = list(map(self._shared, frames))
+                    frames = list(joined(list(map(self._shared, frames))))
                 else:
                     frames = [whole(frame) for frame in frames if frame.kind is not wire.Kind.SHARE]
                 self._peer.send(frames)

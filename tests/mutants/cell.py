@@ -111,23 +111,24 @@ MUTANTS = (
     Mutant(
         name="adam: a piece without a gradient keeps what the other half held",
         file=ADAM,
-        text="                after[piece].data.copy_(before[piece])\n",
-        fault="",
+        text="                after[places[piece]] = before[places[piece]]\n",
+        fault="                pass\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(
         name="adam: a piece without a gradient counts a step",
         file=ADAM,
-        text="            if gradient is None or not state:\n",
-        fault="            if gradient is None and state:\n                state['step'].add_(1)\n"
-        "            if gradient is None or not state:\n",
+        text="            if there and state:\n",
+        fault="            if not there and state:\n                state['step'].add_(1)\n"
+        "            if there and state:\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(
         name="adam: pieces that came later take the correction of the first one's steps",
         file=ADAM,
-        text='            by_count.setdefault(states[piece]["step"].item(), []).append(piece)\n',
-        fault='            by_count.setdefault(states[mine[0]]["step"].item(), []).append(piece)\n',
+        text='                by_count.setdefault(_counted(state["step"]), []).append(piece)\n',
+        fault='                count = _counted(state["step"])\n'
+        "                by_count.setdefault(next(iter(by_count), count), []).append(piece)\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_adam.py", LAW_1),
     ),
     Mutant(

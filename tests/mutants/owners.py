@@ -146,8 +146,8 @@ MUTANTS = (
     Mutant(
         name="terms: the shard reads the memory of the sender in place of its ranks'",
         file="ps_server/shard/transport/shared_regions.py",
-        text="            places = tuple(self.place(region, partition) for region in self.ranks)\n",
-        fault="            places = tuple(self.place(self.gradients, partition) for _ in self.ranks)\n",
+        text="            regions = self.ranks if of_ranks else (self.gradients,)\n",
+        fault="            regions = (self.gradients,) * (len(self.ranks) if of_ranks else 1)\n",
         tests=(
             f"{MEMORY}::test_a_gradient_of_ranks_is_the_mean_of_what_they_have_and_of_who_has_said_so_alone",
         ),

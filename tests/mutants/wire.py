@@ -10,6 +10,10 @@ HUNG = "tests/faults/test_hung_shards.py"
 BOUNDED = "tests/component/tables/test_bounded_pushes.py"
 PARTITION = "tests/unit/ps_server/shard/partition/test_machine.py"
 
+LISTS, LISTED = "ps_wire/frames/lists.py", "tests/unit/ps_wire/frames/test_lists.py"
+SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
+MONITOR = "tests/unit/ps_worker/exchange/test_in_flight.py"
+
 MUTANTS = (
     Mutant(
         name="the kernel's ETIMEDOUT is taken for our own limit",
@@ -133,5 +137,75 @@ MUTANTS = (
         text="                self.opened = frame.step\n                self.missed",
         fault="                self.missed",
         tests=(f"{BOUNDED}::test_who_pulls_at_each_step_asks_once",),
+    ),
+    Mutant(
+        name="lists: pushes of different steps are in one list",
+        file=LISTS,
+        text='"rank", "step", "version"',
+        fault='"rank", "version"',
+        tests=(f"{LISTED}::test_what_differs_in_more_is_in_no_list",),
+    ),
+    Mutant(
+        name="lists: what has no gradient of some pieces is in one, and has all",
+        file=LISTS,
+        text="            return bool(frame.flags & SHARED) and not frame.meta\n",
+        fault="            return bool(frame.flags & SHARED)\n",
+        tests=(f"{LISTED}::test_what_has_something_of_its_own_is_in_no_list",),
+    ),
+    Mutant(
+        name="lists: weights are asked for before a push of theirs has left",
+        file=LISTS,
+        text="    for group in sorted(groups, key=lambda it: it[0].kind is Kind.PULL):\n",
+        fault="    for group in sorted(groups, key=lambda it: it[0].kind is not Kind.PULL):\n",
+        tests=(f"{LISTED}::test_weights_are_asked_for_behind_all_pushes_that_leave_with_it",),
+    ),
+    Mutant(
+        name="lists: what was sent again is listed twice, which is refused",
+        file=LISTS,
+        text="    indices = list(dict.fromkeys(it.partition for it in group))\n",
+        fault="    indices = [it.partition for it in group]\n",
+        tests=(f"{LISTED}::test_weights_are_asked_for_behind_all_pushes_that_leave_with_it",),
+    ),
+    Mutant(
+        name="lists: clocks of members are read from its list",
+        file=LISTS,
+        text="    return frame.meta[4 * frame.hyper :] if frame.flags & LISTED else frame.meta\n",
+        fault="    return frame.meta\n",
+        tests=(f"{LISTED}::test_frames_that_differ_in_their_partition_alone_leave_as_one",),
+    ),
+    Mutant(
+        name="lists: who is refused one partition of a list loses the others",
+        file="ps_server/shard/transport/session.py",
+        text="        except PsError as error:  # of this partition, whatever else the frame lists\n",
+        fault="        except MemoryError as error:\n",
+        tests=(f"{SESSION}::test_of_a_list_only_the_partition_is_refused_that_cannot_be_taken",),
+    ),
+    Mutant(
+        name="lists: pushes are listed where nothing is shared",
+        file="ps_server/shard/table/table.py",
+        text="        if frame.flags & wire.LISTED:\n",
+        fault="        if False:\n",
+        tests=(f"{SESSION}::test_a_list_of_pushes_needs_shared_memory",),
+    ),
+    Mutant(
+        name="lists: an acknowledgement is of the first partition alone",
+        file="ps_worker/exchange/pushes.py",
+        text="for partition in partitions(answer)]",
+        fault="for partition in partitions(answer)[:1]]",
+        tests=(f"{MONITOR}::test_a_list_answers_each_of_its_partitions_and_no_other",),
+    ),
+    Mutant(
+        name="shared memory: gradients are read where an earlier SHARE had them",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="        self._tables[frame.table] = _Regions(\n",
+        fault="        self._tables[frame.table] = self._tables.get(frame.table) or _Regions(\n",
+        tests=(f"{SESSION}::test_gradients_are_read_from_the_memory_that_was_shared_last",),
+    ),
+    Mutant(
+        name="buffer: a tensor over shared memory is of the first dtype for ever",
+        file="ps_wire/frames/shared_place.py",
+        text="        seen: Seen | None = self._seen.get(kind)\n",
+        fault="        seen: Seen | None = next(iter(self._seen.values()), None)\n",
+        tests=("tests/unit/ps_wire/frames/test_lists.py::test_a_place_has_one_tensor_of_each_dtype",),
     ),
 )

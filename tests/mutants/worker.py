@@ -46,22 +46,22 @@ MUTANTS = (
     Mutant(
         name="pulls: the answer to an older pull is taken",
         file=PULLS,
-        text="return answer.partition in self._missing and answer.step == self.step",
-        fault="return answer.partition in self._missing",
+        text="        if answer.step != self.step:\n",
+        fault="        if answer.step > self.step:\n",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="exchange: an answer is taken though something else was asked for while it came",
         file=IN_FLIGHT,
-        text="            if frame.step != self._pulls.step:\n",
-        fault="            if frame.step > self._pulls.step:\n",
+        text="            expected = self._pulls.expected(frame)\n            if not expected:\n",
+        fault="            expected = list(lists.partitions(frame))\n            if not expected:\n",
         tests=(EXCHANGES,),
     ),
     Mutant(
         name="exchange: an answer that comes again is written again",
         file=PULLS,
-        text="return answer.partition in self._missing and answer.step == self.step",
-        fault="return answer.step == self.step",
+        text="for partition in partitions(answer) if partition in self._missing]",
+        fault="for partition in partitions(answer)]",
         tests=(EXCHANGES,),
     ),
     Mutant(

@@ -104,11 +104,12 @@ class MemoryLimit:
         first, second = (moment[span] for moment in self._moments)
         count, (beta1, beta2) = self._version + 1, BETAS
         built.adam(
-            [mean],
-            [before],
-            [after],
-            [first],
-            [second],
+            [mean.data_ptr()],
+            [before.data_ptr()],
+            [after.data_ptr()],
+            [first.data_ptr()],
+            [second.data_ptr()],
+            [before.numel()],
             first_share=1 - beta1,
             second_kept=beta2,
             second_share=1 - beta2,

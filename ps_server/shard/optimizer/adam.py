@@ -9,6 +9,7 @@ Legend: E = elements of a piece.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,10 @@ from typing import Any
 import torch
 
 from ps_wire.process import kernels
-from ps_wire.process.kernels import STREAMED_BYTES, Kernels, Numbers, same_bits
+from ps_wire.process.kernels import STREAMED_BYTES, Kernels, same_bits
 from ps_wire.spec.table import Group
+
+ITEM_BYTES = 4  # float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,63 +43,67 @@ class Adam:
     def step_pieces(
         self,
         states: Sequence[Mapping[str, torch.Tensor]],
-        gradients: Sequence[torch.Tensor | None],
-        before: Sequence[torch.Tensor],
-        after: Sequence[torch.Tensor],
-    ) -> list[torch.Tensor | None]:
+        places: Sequence[slice],
+        flags: Sequence[bool],
+        gradient: torch.Tensor,
+        before: torch.Tensor,
+        after: torch.Tensor,
+    ) -> list[bool]:
         """A step of each piece that has a gradient and a state; the others are only copied.
+
+        No tensor is made on the way, for each that goes lets go of the interpreter, which others want.
 
         Args:
             states: as torch has them, changed in place; empty where torch is to make one.
-            gradients: shape (E,) each, or None.
-            before: the weights, shape (E,) each.
-            after: where the new ones go, shape (E,) each.
+            places: of the pieces in what follows.
+            flags: which of them have a gradient.
+            gradient: shape (E,).
+            before: the weights, shape (E,).
+            after: where the new ones go, shape (E,).
 
         Returns:
-            The gradients of those without a state, in their places: for torch.
+            Which have a gradient and no state: these are for torch.
         """
-        left: list[torch.Tensor | None] = [None] * len(gradients)
-        mine = []
-        for piece, (state, gradient) in enumerate(zip(states, gradients, strict=True)):
-            if gradient is None or not state:
-                after[piece].data.copy_(before[piece])
-                left[piece] = gradient
-            else:
-                mine.append(piece)
-        if mine:
-            torch._foreach_add_([states[piece]["step"] for piece in mine], 1)
+        left = [there and not state for state, there in zip(states, flags, strict=True)]
         by_count: dict[float, list[int]] = {}
-        for piece in mine:
-            by_count.setdefault(states[piece]["step"].item(), []).append(piece)
+        for piece, (state, there) in enumerate(zip(states, flags, strict=True)):
+            if there and state:
+                by_count.setdefault(_counted(state["step"]), []).append(piece)
+            else:
+                after[places[piece]] = before[places[piece]]
         for count, pieces in by_count.items():
+            starts = [ITEM_BYTES * places[piece].start for piece in pieces]
             self.step(
                 count,
-                [gradient for piece in pieces if (gradient := gradients[piece]) is not None],
-                [before[piece] for piece in pieces],
-                [after[piece] for piece in pieces],
-                [states[piece]["exp_avg"] for piece in pieces],
-                [states[piece]["exp_avg_sq"] for piece in pieces],
+                [gradient.data_ptr() + start for start in starts],
+                [before.data_ptr() + start for start in starts],
+                [after.data_ptr() + start for start in starts],
+                [states[piece]["exp_avg"].data_ptr() for piece in pieces],
+                [states[piece]["exp_avg_sq"].data_ptr() for piece in pieces],
+                [places[piece].stop - places[piece].start for piece in pieces],
             )
         return left
 
     def step(
         self,
         count: float,
-        gradients: Numbers,
-        weights: Numbers,
-        outs: Numbers,
-        firsts: Numbers,
-        seconds: Numbers,
+        gradients: Sequence[int],
+        weights: Sequence[int],
+        outs: Sequence[int],
+        firsts: Sequence[int],
+        seconds: Sequence[int],
+        sizes: Sequence[int],
     ) -> None:
         """One step of some pieces, all of them in one call.
 
         Args:
             count: steps of each of these, with this one.
-            gradients: shape (E,) each.
-            weights: shape (E,) each, those before the step.
-            outs: shape (E,) each, those of after; no memory of `weights`.
-            firsts: shape (E,) each, the moving averages of gradients, changed in place.
-            seconds: shape (E,) each, those of their squares, changed in place.
+            gradients: addresses, E elements each.
+            weights: likewise, those before the step.
+            outs: those of after; no memory of `weights`.
+            firsts: the moving averages of gradients, changed in place.
+            seconds: those of their squares, changed in place.
+            sizes: E of each.
         """
         beta1, beta2 = self.betas
         self.built.adam(
@@ -105,6 +112,7 @@ class Adam:
             outs,
             firsts,
             seconds,
+            sizes,
             first_share=1 - beta1,
             second_kept=beta2,
             second_share=1 - beta2,
@@ -142,6 +150,15 @@ def across(name: str, group: Group, pieces: Sequence[torch.Tensor]) -> Adam | No
     )
 
 
+def _counted(step: torch.Tensor) -> float:
+    """Counts one more step, where torch has the number; returns it."""
+    if step.dtype is not torch.float32 or not step.is_cpu:
+        return float(step.add_(1).item())
+    number = (ctypes.c_float * 1).from_address(step.data_ptr())
+    number[0] += 1.0
+    return number[0]
+
+
 @cache
 def same_as_torch(built: Kernels) -> bool:
     """Whether steps are torch's to the bit here, over many magnitudes and odd lengths."""
@@ -164,7 +181,8 @@ def _same_steps(adam: Adam, size: int, random: torch.Generator) -> bool:
         exponents = torch.randint(-30, 3, (size,), generator=random)
         gradient = torch.randn(size, generator=random) * torch.pow(10.0, exponents)
         out = torch.empty(size)
-        adam.step(count, [gradient], [weights], [out], [first], [second])
+        g, w, o, m, v = ([it.data_ptr()] for it in (gradient, weights, out, first, second))
+        adam.step(count, g, w, o, m, v, [size])
         weights = out
         try:
             fused(

@@ -25,7 +25,8 @@ class BoundOptimizer:
 
     Attributes:
         weights: that it changes, shape (E,) each version.
-        optimizer: over C views of the newest version.
+        optimizer: over C views of the weights as they were at the last `rebind`.
+        places: of the C parts in values of shape (E,).
     """
 
     def __init__(
@@ -46,20 +47,19 @@ class BoundOptimizer:
         self.weights = weights
         self._split = Splitter(parts, weights.now.numel())
         index_of = {piece.parameter: index for index, piece in enumerate(pieces)}
+        self.places = [slice(part.offset, part.offset + part.numel) for part in parts]
         self._whose = None if parts == pieces else [index_of[part.parameter] for part in parts]
         self.optimizer = make_optimizer(self._split(weights.now))
 
-    def views(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """The C parts of values of shape (E,)."""
-        return self._split(values)
+    def flags(self, of_pieces: Sequence[bool]) -> Sequence[bool]:
+        """Those of the C parts, from those of the pieces."""
+        return of_pieces if self._whose is None else [of_pieces[piece] for piece in self._whose]
 
     def given(self, average: torch.Tensor, flags: Sequence[bool]) -> list[torch.Tensor | None]:
-        """The C gradients, None where nobody has one; `flags` has one for each piece."""
-        if self._whose is not None:
-            flags = [flags[piece] for piece in self._whose]
+        """The C gradients, None where a flag says that there is none."""
         parts = zip(self._split(average), flags, strict=True)
         return [values if there else None for values, there in parts]
 
     def rebind(self) -> None:
-        """The optimizer goes on where the weights are now."""
+        """The optimizer goes on where the weights are now; before torch steps."""
         self.optimizer.rebind(self._split(self.weights.now))

@@ -110,17 +110,16 @@ def _crossing(bound: BoundOptimizer, group: Group) -> tuple[Adam, Group] | None:
 def _across(
     bound: BoundOptimizer, fit: tuple[Adam, Group], average: torch.Tensor | None, flags: Sequence[bool]
 ) -> bool:
-    """Pieces without a state get their first from torch."""
+    """Pieces without a state get their first from torch, which goes on in this half then."""
     assert average is not None
     adam, group = fit
     weights, optimizer = bound.weights, bound.optimizer
-    before = bound.views(weights.now)
-    weights.next()
-    bound.rebind()
-    gradients = bound.given(average, flags)
-    left = adam.step_pieces(optimizer.states(), gradients, before, optimizer.pieces)
-    if any(gradient is not None for gradient in left):
-        optimizer.step(left, group)
+    before = weights.now
+    of_parts = bound.flags(flags)
+    left = adam.step_pieces(optimizer.states(), bound.places, of_parts, average, before, weights.next())
+    if any(left):
+        bound.rebind()
+        optimizer.step(bound.given(average, left), group)
     return True
 
 
@@ -140,7 +139,7 @@ def _in_place(
         moved = True
     if moved:
         bound.rebind()
-    bound.optimizer.step(bound.given(average, flags), group)
+    bound.optimizer.step(bound.given(average, bound.flags(flags)), group)
     return True
 
 

@@ -201,6 +201,8 @@ class ShardTable:
 
     def _receive_push(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
         self._require_started()
+        if frame.flags & wire.LISTED:
+            raise FrameMalformed("a list of pushes has no payload, and this connection shares no memory")
         cell = self.cell(frame.partition)
         if not 0.0 < frame.weight < float("inf"):
             raise PayloadMismatch(f"the weight of a push must be finite and > 0, got {frame.weight}")

@@ -180,13 +180,21 @@ class Session:
         table = self._shard.table(job, frame.table)
         if frame.kind is wire.Kind.SHARE:
             return self._share(frame, table)
+        taken = [frame]
         if self._regions is not None:
-            frame = self._regions.filled(frame)
+            taken = self._regions.filled(frame)
         elif member and self._says_pulls(frame):
             self._lend(table)
-        self.received_bytes += frame.nbytes
-        table.receive(frame, self._outlet, member=member)
+        for part in taken:
+            self._take(part, table, member=member)
         return True
+
+    def _take(self, frame: wire.Frame, table: ShardTable, *, member: bool) -> None:
+        self.received_bytes += frame.nbytes
+        try:
+            table.receive(frame, self._outlet, member=member)
+        except PsError as error:  # of this partition, whatever else the frame lists
+            self._refuse(frame, error)
 
     def _says_pulls(self, frame: wire.Frame) -> bool:
         return self.carrier == Carrier.UDS and frame.kind is wire.Kind.PUSH and bool(frame.flags & wire.PULLS)

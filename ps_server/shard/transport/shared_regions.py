@@ -24,6 +24,8 @@ from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import FrameRefused
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message, Outlet
+from ps_wire.frames.lists import partitions
+from ps_wire.frames.shared_place import SharedPlace
 from ps_wire.process import kernels, trace
 from ps_wire.sockets.shared_memory import Layout, attach
 from ps_wire.spec.codec import AS_THEY_ARE
@@ -40,22 +42,18 @@ class _Regions:
     weights: memoryview | None
     mapped: bool  # the worker maps the shard's halves
     ranks: tuple[memoryview, ...]  # gradients of each rank of its group
-    places: dict[int, memoryview] = field(default_factory=dict)  # of gradients, by partition
-    places_of_ranks: dict[int, tuple[memoryview, ...]] = field(default_factory=dict)
+    own: dict[int, tuple[SharedPlace, ...]] = field(default_factory=dict)  # of gradients, by partition
+    of_ranks: dict[int, tuple[SharedPlace, ...]] = field(default_factory=dict)
 
-    def gradient(self, partition: int) -> memoryview:
-        place = self.places.get(partition)
-        if place is None:
-            place = self.places[partition] = self.place(self.gradients, partition)
-        return place
-
-    def terms(self, partition: int) -> tuple[memoryview, ...]:
-        if not self.ranks:
+    def terms(self, partition: int, *, of_ranks: bool) -> tuple[SharedPlace, ...]:
+        """Where the terms of a gradient lie, one or those of all ranks: the same objects each time."""
+        if of_ranks and not self.ranks:
             raise FrameRefused("this connection shares no memory of the ranks of a group")
-        places = self.places_of_ranks.get(partition)
+        known = self.of_ranks if of_ranks else self.own
+        places = known.get(partition)
         if places is None:
-            places = tuple(self.place(region, partition) for region in self.ranks)
-            self.places_of_ranks[partition] = places
+            regions = self.ranks if of_ranks else (self.gradients,)
+            places = known[partition] = tuple(SharedPlace(self.place(it, partition)) for it in regions)
         return places
 
     def place(self, region: memoryview, partition: int) -> memoryview:
@@ -121,22 +119,26 @@ class SharedRegions:
             )
             self._outlet.send(Message(reply, keeps=halves))
 
-    def filled(self, frame: wire.Frame) -> wire.Frame:
-        """The frame with its payload, where that lies in shared memory.
+    def filled(self, frame: wire.Frame) -> list[wire.Frame]:
+        """The frame with what lies in shared memory in place of its payload; those of a list one by one.
 
         Raises:
-            FrameRefused: this connection shares no memory for the table.
+            FrameRefused: this connection shares no memory for the table, or not all of it. Nothing was taken.
+            FrameMalformed: see `lists.partitions`.
         """
         if frame.payload or not frame.flags & wire.SHARED or frame.kind is wire.Kind.HELLO:
-            return frame
+            return [frame]
         regions = self._tables.get(frame.table)
         if regions is None:
             raise FrameRefused(f"this connection shares no memory for table {frame.table}")
         if frame.kind is wire.Kind.LOAD and regions.weights is not None:
-            return replace(frame, payload=regions.place(regions.weights, frame.partition))
-        if frame.kind is wire.Kind.PUSH and frame.flags & wire.RANKS:
-            return replace(frame, terms=regions.terms(frame.partition))
-        return replace(frame, payload=regions.gradient(frame.partition))
+            return [replace(frame, payload=regions.place(regions.weights, frame.partition))]
+        of_ranks = frame.kind is wire.Kind.PUSH and bool(frame.flags & wire.RANKS)
+        flags, bitmap = frame.flags & ~wire.LISTED, b"" if frame.flags & wire.LISTED else frame.meta
+        return [
+            replace(frame, partition=at, flags=flags, meta=bitmap, terms=regions.terms(at, of_ranks=of_ranks))
+            for at in partitions(frame)
+        ]
 
     def send(self, message: Message) -> None:
         """See `Outlet.send`. Where weights are copied, that is at once, under the lock of their cell."""

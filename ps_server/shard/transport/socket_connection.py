@@ -17,6 +17,7 @@ from ps_server.shard.traffic import Refused
 from ps_server.shard.transport.outbox import MessageOutbox, corked
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
+from ps_wire.frames.lists import joined
 from ps_wire.process import watched
 from ps_wire.sockets.frame_socket import FrameSocket
 
@@ -150,7 +151,7 @@ class SocketConnection:
     def _write(self) -> None:
         while messages := self._outbox.next():
             try:
-                self._peer.send([message.frame for message in messages])
+                self._peer.send(joined([message.frame for message in messages]))
             except ConnectionLost:
                 self._outbox.sever()
             except Exception:  # noqa: BLE001 - else the peer would wait for ever

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 import threading
+from dataclasses import replace
 
 import pytest
 
 from ps_wire.errors import ConnectionLost, Evicted, PsError
 from ps_wire.frames import frame as wire
+from ps_wire.frames import meta
 from ps_worker.exchange import in_flight
 from ps_worker.exchange.in_flight import Asked, InFlight, Missing
 from tests.until import LIMIT_S, until
@@ -197,7 +199,7 @@ def test_the_first_failure_ends_every_wait_and_every_callback_once():
     with pytest.raises(ConnectionLost) as caught:
         it.note([push(1)])
     assert caught.value is first
-    assert not it.expects(answer(0, 1, kind=wire.Kind.PULLED))
+    assert not it.expected(answer(0, 1, kind=wire.Kind.PULLED))
 
 
 def test_who_has_joined_again_has_nothing_under_way():
@@ -223,3 +225,27 @@ def test_answers_and_waits_of_two_threads_meet():
         assert it.wait_acked(limit_s=LIMIT_S)
         answering.join(LIMIT_S)
     until(lambda: it.all_free, "all is answered")
+
+
+def test_a_list_answers_each_of_its_partitions_and_no_other():
+    """As as many frames would; one that was answered before is passed over."""
+    it, shown = made()
+    it.note([push(index) for index in range(3)])
+    acks = replace(answer(0), flags=wire.LISTED, meta=meta.listed([2, 0]))
+    it.answered(acks)
+    assert it.unacked() == [push(1)]
+    it.answered(acks)
+    assert it.unacked() == [push(1)]
+    it.ask(1)
+    come(it, 2, step=1, version=1)
+    clocks = meta.clocks([(7, 1)])
+    pulled = wire.Frame(kind=wire.Kind.PULLED, step=1, version=1)
+    came = replace(pulled, flags=wire.LISTED, hyper=2, meta=meta.listed([2, 1]) + clocks)
+    assert it.expected(came) == [1]
+    it.came(came, nbytes=10, closed=True)
+    assert it.unacked() == []
+    assert not it.all_pulled
+    it.came(came, nbytes=10, closed=True)
+    assert (it.clocks, it.bytes_pulled, it.versions) == ({7: 1}, 20, [0, 1, 1])
+    come(it, 0, step=1, version=1)
+    assert shown == [1]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ps_wire.frames import frame as wire
+from ps_wire.frames.lists import partitions
 from ps_wire.sockets.frame_socket import FrameSocket, close_all
 from ps_worker.transport.outbox import FrameOutbox
 from ps_worker.transport.socket_stream import SocketStream
@@ -70,3 +71,21 @@ def test_of_terms_that_the_shard_does_not_map_the_mean_travels(shares: bool) -> 
         frame = received(shard)
         assert frame.flags == 0
         assert torch.equal(torch.frombuffer(bytearray(frame.payload), dtype=torch.float32), MEAN)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_pushes_that_leave_together_leave_as_a_list_where_nothing_travels(shares: bool) -> None:
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    share = wire.Frame(kind=wire.Kind.SHARE, table=3, version=1, descriptors=(descriptor,))
+    pushes = [wire.Frame(kind=wire.Kind.PUSH, table=3, partition=it, payload=b"mine") for it in range(3)]
+    with connected(shares=shares) as (outbox, shard):
+        outbox.put([share, *pushes])
+        if shares:
+            assert received(shard).kind is wire.Kind.SHARE
+            assert partitions(received(shard)) == (2, 1, 0)
+        else:
+            came = [received(shard) for _ in pushes]
+            assert [(it.flags, it.partition, bytes(it.payload)) for it in came] == [
+                (0, partition, b"mine") for partition in (2, 1, 0)
+            ]
+    os.close(descriptor)

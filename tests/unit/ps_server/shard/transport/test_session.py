@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import struct
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from ps_server.shard.connection_tokens import TOKEN_BYTES
 from ps_server.shard.shard import Shard
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
 from ps_server.shard.transport.session import Session
-from ps_wire.errors import FrameMalformed, InternalError, StrangerRefused
+from ps_wire.errors import FrameMalformed, InternalError, NonFiniteGradient, StrangerRefused
 from ps_wire.frames import frame as wire
+from ps_wire.frames import meta
 from ps_wire.frames.carrier import MEMORY, Carrier, deliver
 from ps_wire.frames.frame import Kind
 from ps_wire.frames.messages import parse_message, refused_from_proto
 from ps_wire.process.ranks import MAX_SIZE
 from ps_wire.sockets import shared_memory
-from ps_wire.spec.table import Hyperparameters
+from ps_wire.sockets.shared_memory import Layout
+from ps_wire.spec.table import BucketOptions, Hyperparameters
 from ps_wire.v1 import coordinator_pb2
 from tests.unit.ps_server.tables import Kept, group, table_spec
 
@@ -386,3 +391,115 @@ def test_hyper_parameters_of_ranks_with_the_same_number_are_told_apart():
 
     assert [again.get((0, rank), 7) for rank in (1, 2)] == [hyper[1], hyper[2]]
     assert again.get((0, 0), 7) is None
+
+
+class Lent(Wire):
+    """A connection of worker 0 that shares its gradients; three partitions, worker 1 pushes as well."""
+
+    SHAPES = ((3072,),)
+
+    def __init__(self):
+        self.shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
+        for worker in range(2):
+            self.admit(worker)
+        options = BucketOptions(bucket_bytes=1 << 20, first_bucket_bytes=1 << 20, partition_bytes=4096)
+        self.spec = replace(table_spec("SGD", group(lr=1.0), shapes=self.SHAPES), buckets=options)
+        self.shard.open_table("j", self.spec)
+        self.table = self.shard.table("j", 0)
+        self.connect(Carrier.UDS)
+        self.hello(flags=wire.SHARED)
+        for partition in range(3):
+            self.send(Kind.LOAD, partition=partition, payload=bytes(4096))
+        self.table.start()
+        self.share()
+        self.outlet.take()
+
+    def hello(self, **fields):
+        token = self.shard.make_token("j", 0, 1)
+        return self.send(Kind.HELLO, meta=token + b"j", **fields)
+
+    def share(self):
+        """New memory; returns its values."""
+        nbytes = Layout(self.table.plan).nbytes
+        descriptor = shared_memory.create(nbytes)
+        values = np.frombuffer(mmap.mmap(descriptor, nbytes), dtype=np.float32)
+        assert self.send(Kind.SHARE, version=1, descriptors=(descriptor,))
+        self.values = values
+
+    def push(self, *partitions, flags=wire.SHARED | wire.LISTED | wire.PULLS, step=0):
+        listed = meta.listed(partitions)
+        return self.send(Kind.PUSH, flags=flags, partition=partitions[0], step=step, meta=listed)
+
+    def others_push(self, step=0):
+        """Worker 1's, with zeros, on all partitions; returns the weights then."""
+        outlet = Kept()
+        for partition in range(3):
+            place = {"partition": partition, "step": step, "worker": 1, "incarnation": 1}
+            frame = wire.Frame(kind=Kind.PUSH, payload=bytes(4096), **place)
+            self.table.receive(frame, outlet, member=True)
+        return [cell.values.now.tolist() for cell in self.table.cells()]
+
+
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")
+def test_a_list_of_pushes_is_taken_partition_by_partition_each_once():
+    """Also where one of it was there before, and where the list comes again: after a break, for instance."""
+    it = Lent()
+    for step, value in enumerate((2.0, 6.0)):
+        it.values[:] = value
+        it.push(1, flags=wire.SHARED | wire.LISTED | wire.PULLS, step=step)
+        it.push(2, 1, 0, step=step)
+        it.push(2, 1, 0, step=step)
+        acks = it.outlet.take()
+        assert [(ack.kind, ack.partition, ack.step) for ack in acks] == [
+            (Kind.ACK, partition, step) for partition in (1, 2, 1, 0, 2, 1, 0)
+        ]
+        expected = [-1.0, -4.0][step]
+        assert it.others_push(step) == [[expected] * 1024] * 3
+        ledgers = [cell.ledger(0) for cell in it.table.cells()]
+        assert {(ledger.applied, ledger.duplicates) for ledger in ledgers} == {
+            (step + 1, step + 1),
+            (step + 1, 2 * (step + 1)),
+        }
+        it.outlet.take()
+
+
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")
+def test_of_a_list_only_the_partition_is_refused_that_cannot_be_taken():
+    it = Lent()
+    it.push(1, flags=wire.SHARED | wire.LISTED)
+    it.outlet.take()
+    it.table.cell(1).owed.owe(0, 1, NonFiniteGradient("owed", step=9))
+    it.push(0, 1, 2)
+    taken = [(frame.kind, frame.partition) for frame in it.outlet.take()]
+    assert taken == [(Kind.ACK, 0), (Kind.REFUSE, 1), (Kind.ACK, 2)]
+    assert it.shard.refused_frames == 1
+
+
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")
+@pytest.mark.parametrize("listed", [(0, 1, 9), (0, 1, 1)])
+def test_of_a_list_that_is_none_nothing_is_taken(listed):
+    it = Lent()
+    assert it.push(*listed)
+    assert it.refusal()[0].kind is Kind.REFUSE
+    assert not any(cell.machine.staged for cell in it.table.cells())
+
+
+def test_a_list_of_pushes_needs_shared_memory():
+    it = Wire()
+    it.hello()
+    it.send(Kind.LOAD, payload=bytes(4096))
+    it.shard.start_table("j", 0)
+    assert it.send(Kind.PUSH, flags=wire.LISTED, meta=meta.listed([0]), payload=bytes(4096))
+    assert "shares no memory" in it.refusal()[1].message
+
+
+@pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")
+def test_gradients_are_read_from_the_memory_that_was_shared_last():
+    """Where they lie is looked up once for as long as that is."""
+    it = Lent()
+    for step, (value, expected) in enumerate([(2.0, -1.0), (4.0, -3.0), (8.0, -7.0)]):
+        if step == 2:
+            it.share()
+        it.values[:] = value
+        it.push(0, 1, 2, step=step)
+        assert it.others_push(step) == [[expected] * 1024] * 3
