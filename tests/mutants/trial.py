@@ -221,8 +221,9 @@ def _pytest(tree: Tree, tests: Sequence[str]) -> None:
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.closerange(3, 256)
+        environment = tree.environment() | {NO_OTHER_PLUGINS: "1"}  # of ours, before that is cleared
         os.environ.clear()
-        os.environ.update(tree.environment() | {NO_OTHER_PLUGINS: "1"})
+        os.environ.update(environment)
         os.chdir(tree.path)
         tempfile.tempdir = None  # it is looked up once, and was by what is imported
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
