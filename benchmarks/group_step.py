@@ -7,8 +7,9 @@ Prints one JSON line. `--what` is one of:
     own    two ranks without servers (`--servers none --nproc 2`), over shm and gloo, with overlap and in
            `step()`, and two ranks of DDP over gloo with the fused optimizer: Adam, seconds a step. And the
            optimizer's state that each rank holds, in parts of an equal share
-    push   a group of two ranks and a single worker, on one host over shared memory, resnet50, SGD: seconds
-           from gradients that are there, in the memory that is pushed, to the weights of the next step
+    push   a group of two ranks and a single worker, on one host over shared memory, resnet50, with
+           `--optimizer`: seconds from gradients that are there, in the memory that is pushed, to the weights
+           of the next step
     shm    the same two with forward and backward: seconds a step beyond the same processes that only compute
     link   two groups of two ranks and four workers, two servers behind links of `--link-gbps`: likewise; all
            of them overlap with backward, and groups also without
@@ -150,10 +151,10 @@ def own(session: Session, rounds: int) -> dict[str, object]:
     }
 
 
-def push(session: Session, rounds: int) -> dict[str, object]:
+def push(session: Session, rounds: int, optimizer: str) -> dict[str, object]:
     """See `--what push`."""
     servers = {"PS_SERVERS": ",".join(session.cluster.addresses), "PS_CARRIER": "shm"}
-    configuration = {"shapes": shapes.of_model("resnet50"), "optimizer": "sgd"}
+    configuration = {"shapes": shapes.of_model("resnet50"), "optimizer": optimizer}
     parties = [
         start(session, [pushing(name, it, size, servers, configuration) for it in range(size)])
         for name, size in (("worker", 1), ("group", RANKS))
@@ -255,6 +256,7 @@ def main() -> None:
     )
     parser.add_argument("--what", choices=("own", "push", "shm", "link", "bytes"), required=True)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--optimizer", default="sgd", help="of --what push: sgd, adam or adamw")
     parser.add_argument("--link-gbps", type=float, default=1.0)
     options = parser.parse_args()
     if options.what == "bytes":
@@ -269,8 +271,10 @@ def main() -> None:
     with Session(num_servers=num_servers, on_line=say, data_ports=data_ports) as session:
         if options.what == "link":
             figures = link(session, options.rounds, options.link_gbps, data_ports)
+        elif options.what == "push":
+            figures = push(session, options.rounds, options.optimizer)
         else:
-            figures = {"own": own, "push": push, "shm": shm}[options.what](session, options.rounds)
+            figures = {"own": own, "shm": shm}[options.what](session, options.rounds)
     print(json.dumps(figures))
 
 

@@ -86,7 +86,7 @@ class Watch:
         self._count = 0
         self._looked_s = now_s
         self._asked_s: float | None = None  # since when a question is under way
-        self._hung = False  # the store: nothing is asked any more
+        self._hung = False  # the store, or it is gone: nothing is asked any more
         self._closed = threading.Event()
         self._all_left = False
         self._lock = threading.Lock()
@@ -98,11 +98,12 @@ class Watch:
     def look(self) -> None:
         """Gives one sign of life, and looks for those of others; sets the abort where one is missing."""
         with self._lock:
-            if self._closed.is_set():
+            if self._closed.is_set() or self._hung:
                 return
             try:
                 self._look()
             except RuntimeError:
+                self._hung = True  # torch shows two pages for each question that fails
                 self._abort.set("rank 0, which keeps the group's store, has gone")
 
     def check_answered(self) -> None:
@@ -142,6 +143,7 @@ class Watch:
         try:
             return ask()
         except RuntimeError:
+            self._hung = True
             return None
         finally:
             self._lock.release()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -105,6 +105,7 @@ class Pipeline:
         self._holders = own_parameters.shared_by(iter(of_rank))
         self._check_holders()
         kept = {name for name, of in self._holders.items() if self._rank in of}
+        self._check_values(kept)
         parts = [blocks.stage(*span) for span in spans]
         self._shapes = shapes = shapes_of(parts, self._example)
         self._device = inputs[0].device
@@ -391,6 +392,24 @@ class Pipeline:
                     f"parameter {name!r} is used on the ranks {', '.join(map(str, ranks))}: weights may be "
                     "tied over two; cut the model elsewhere, or untie them",
                     parameter=name,
+                )
+
+    def _check_values(self, kept: Collection[str]) -> None:
+        """Refuses, on all ranks, a model of which one keeps what another pipeline has let go there."""
+        bare = [name for name, it in self.model.named_parameters() if it.is_meta]
+        gone = next((name for name in bare if name in kept), "")
+        said = self._group.channel.share(
+            "worker.pipeline(): parameters without values", {"bare": _checksum(bare), "gone": gone}
+        )
+        if all(one.fields["bare"] == said[0].fields["bare"] for one in said):
+            return  # nobody has values of them: they get their first ones
+        for rank, one in enumerate(said):
+            if one.fields["gone"]:
+                raise PipelineError(
+                    f"parameter {one_line(one.fields['gone'])} of stage {rank} is on the meta device there, "
+                    "and other stages have other parameters' values: a pipeline before this one has let it "
+                    "go; make a new model, or cut this one as it was",
+                    rank=rank,
                 )
 
     def _checked(self, batch: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], torch.Tensor]:

@@ -24,6 +24,13 @@ STAGING = "tests/contracts/test_staging.py"
 
 MUTANTS = (
     Mutant(
+        name="groups: a store that is gone is asked again",
+        file="ps_worker/group/watch.py",
+        text="        except RuntimeError:\n            self._hung = True\n            return None\n",
+        fault="        except RuntimeError:\n            return None\n",
+        tests=(f"{WATCH}::test_a_store_that_is_gone_means_that_the_leader_is_and_is_asked_once",),
+    ),
+    Mutant(
         name="groups: ranks are silent while the one that looks is held up itself",
         file="ps_worker/group/watch.py",
         text="            seen_s = since_s + late_s if sign == last else now_s\n",

@@ -2,6 +2,7 @@
 
 from .mutant import Mutant
 
+CUT = "tests/unit/ps_worker/pipeline/test_pipeline.py"
 TRAFFIC = "tests/unit/ps_worker/group/test_stage_traffic.py"
 PIPELINES = "tests/integration/test_pipeline.py"
 OWN, OF_OWN = "ps_worker/pipeline/own_parameters.py", "tests/unit/ps_worker/pipeline/test_own_parameters.py"
@@ -251,5 +252,12 @@ MUTANTS = (
         text='else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")',
         fault='else torch.empty_like(tensor, device="cpu")',
         tests=("tests/unit/ps_worker/group/test_bounded_group.py",),
+    ),
+    Mutant(
+        name="pipeline: a block that comes to another stage begins with fresh values",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        self._check_values(kept)\n",
+        fault="",
+        tests=(f"{CUT}::test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused",),
     ),
 )

@@ -140,6 +140,7 @@ def test_time_in_which_a_rank_did_not_look_itself_is_no_silence_of_others() -> N
     """Where a machine is paused, or overloaded, all of its ranks are; what comes then counts again."""
     group = Group(3)
     group.pass_time(1)
+    group.watches[0].look()  # it has seen the newest signs of all
 
     group.now_s += 3 * LEASE_S
     group.watches[0].look()
@@ -150,13 +151,23 @@ def test_time_in_which_a_rank_did_not_look_itself_is_no_silence_of_others() -> N
     assert "rank 1 on host1 was silent for" in str(group.reasons[0])
 
 
-def test_a_store_that_is_gone_means_that_the_leader_is() -> None:
+@pytest.mark.parametrize("first", ["look", "reason"])
+def test_a_store_that_is_gone_means_that_the_leader_is_and_is_asked_once(first: str) -> None:
     group = Group(2)
     group.store.gone = True
+    asked: list[str] = []
+    group.store.asked = lambda: asked.append("once")
+    watch = group.watches[1]
 
-    group.watches[1].look()
+    if first == "look":
+        watch.look()
+        assert "rank 0, which keeps the group's store, has gone" in str(group.reasons[1])
+    assert watch.reason() is None
+    watch.tell("rank 0 has gone")
+    watch.look()
+    watch.leave()
 
-    assert "rank 0, which keeps the group's store, has gone" in str(group.reasons[1])
+    assert asked == ["once"]
 
 
 def test_a_rank_that_has_left_in_order_is_not_missed() -> None:

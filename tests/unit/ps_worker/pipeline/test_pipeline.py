@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +45,11 @@ class Bare(nn.Module):
         return x * self.scale
 
 
-def model_of(width: int = 4, layers: int = 4, *, bare: bool = False) -> nn.Module:
-    every = [nn.Linear(width, width) for _ in range(layers)]
+def model_of(
+    width: int = 4, layers: int = 4, *, bare: bool = False, without: Collection[int] = ()
+) -> nn.Module:
+    """Linear layers, of which those in `without` are on the meta device."""
+    every = [nn.Linear(width, width, device="meta" if at in without else "cpu") for at in range(layers)]
     return nn.Sequential(*every, *([Bare()] if bare else []))
 
 
@@ -55,6 +59,7 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
         "width": 4,
         "layers": 4,
         "bare": False,
+        "without": (),
         "batch": 8,
         "dtype": torch.float32,
         "microbatches": 4,
@@ -63,7 +68,10 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
         "schedule": "1f1b",
     }
     every: list[dict[str, Any]] = [{**right, **one} for one in asked]
-    models = [model_of(one.pop("width"), one.pop("layers"), bare=one.pop("bare")) for one in every]
+    models = [
+        model_of(one.pop("width"), one.pop("layers"), bare=one.pop("bare"), without=one.pop("without"))
+        for one in every
+    ]
     blocks = [blocks_of(model) for model in models]
     with town(len(asked)) as group:
 
@@ -115,6 +123,23 @@ def test_of_models_that_differ_the_first_parameter_that_does_is_named(
     for found in refused({}, other):
         assert f" has {ours}, stage 1 on " in found.message
         assert found.message.endswith(f" has {theirs}")
+
+
+@pytest.mark.parametrize(
+    ("bare", "refuses"),
+    [
+        (((1, 2, 3), (0,)), True),  # cut before the second block: now before the third
+        (((2, 3), (0, 1)), False),  # as it is now
+        (((0, 1, 2, 3), (0, 1, 2, 3)), False),
+    ],
+)
+def test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused(
+    bare: tuple[tuple[int, ...], ...], refuses: bool
+) -> None:
+    """A block that has come to another stage would begin there with fresh values."""
+    for found in refused({"without": bare[0]}, {"without": bare[1]}):
+        said = "parameter 1.weight of stage 0 is on the meta device there" in getattr(found, "message", "")
+        assert said == refuses, found
 
 
 @pytest.mark.parametrize(
