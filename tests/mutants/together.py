@@ -114,7 +114,9 @@ MUTANTS = (
         file="ps_worker/job/resumption.py",
         text="        if self._paused:\n            return\n",
         fault="",
-        tests=(f"{FAULTS}::test_one_joins_in_an_epoch_that_ends_with_a_call",),
+        tests=(
+            "tests/unit/ps_worker/job/test_resumption.py::test_a_step_that_is_sat_out_is_none_that_the_script_begins",
+        ),
     ),
     Mutant(
         name="together: who is sent to the call that it waits in makes it twice",

@@ -61,6 +61,16 @@ def test_what_is_set_at_a_batch_is_not_set_again(resumption, side, script):
     assert side.load.call_count == 1
 
 
+def test_a_step_that_is_sat_out_is_none_that_the_script_begins(resumption, side):
+    """Who waits in a call abstains from steps of others: nothing of its own is set back, or drawn anew."""
+    side.random.apply.reset_mock()
+    with resumption.paused():
+        resumption.begin_step()
+    assert (side.load.call_count, side.random.apply.call_count) == (0, 0)
+    resumption.begin_step()
+    assert (side.load.call_count, side.random.apply.call_count) == (1, 1)
+
+
 def test_it_is_not_set_before_the_script_is_there(resumption, side, script):
     script.arrived = lambda: False
     resumption.begin_step()
