@@ -3,7 +3,7 @@
     shm     on one host: an owner reads the gradients of all ranks where they lie, and adds in rank order; or
             the shard to which it pushes does, if that maps them
     gloo    all to all: each rank sends each owner its part of a bucket, and each owner adds in rank order
-    nccl    each rank's gradients are on a GPU of its own: they are reduced there, see `device_collectives.py`
+    nccl    each rank's gradients are on a GPU of its own: reduced there, see `devices/collectives.py`
     hosts   on several hosts: on each, for each partition, one rank adds what the host's ranks have, in rank
             order and where it lies, and sends the sum to the owner, which adds sums in the order of hosts
 
@@ -39,7 +39,7 @@ from ps_wire.spec.plan import Partition
 from ps_worker.group.arrived_weights import ArrivedWeights, Versions, spread_of
 from ps_worker.group.beside import Beside
 from ps_worker.group.channel import Channel, Said, Saying
-from ps_worker.group.device_collectives import DeviceCalls, DeviceCollectives
+from ps_worker.group.devices.collectives import DeviceCalls, DeviceCollectives
 from ps_worker.group.ending import Ending
 from ps_worker.group.hosts import Hops, Hosts, acting
 from ps_worker.group.lent_gradients import Lent

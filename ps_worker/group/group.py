@@ -20,12 +20,13 @@ from ps_wire.errors import ConfigurationRefused, GroupBroken, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.consistency import Consistency
 from ps_wire.spec.plan import Partition, Plan
-from ps_worker.group import alike, bounded_group, gpus
+from ps_worker.group import alike, bounded_group
 from ps_worker.group.abort import Abort
 from ps_worker.group.beside import Beside
 from ps_worker.group.channel import TAG, Channel, Wires, cut
 from ps_worker.group.clipped_reduce import ClippedReduce
-from ps_worker.group.device_collectives import DeviceCalls
+from ps_worker.group.devices import gpus
+from ps_worker.group.devices.collectives import DeviceCalls
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce, OnDevice
 from ps_worker.group.hosts import Hosts

@@ -16,7 +16,8 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 import ps_worker as ps
-from ps_worker.group import gpus, group
+from ps_worker.group import group
+from ps_worker.group.devices import gpus
 
 MEETS = 20  # the step after which rank 1 of worker 1 stops, and rank 0 waits for it in a call of torch's
 

@@ -16,8 +16,8 @@ from ps_wire.errors import GroupBroken
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.plan import Partition, Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from ps_worker.group import device_collectives, group
-from ps_worker.group.device_collectives import DeviceCalls, DeviceCollectives
+from ps_worker.group import group
+from ps_worker.group.devices.collectives import DeviceCalls, DeviceCollectives, rounds
 from ps_worker.group.ending import Ending
 from ps_worker.group.gradient_reduce import GradientReduce, OnDevice
 from ps_worker.group.rendezvous import Met
@@ -187,7 +187,7 @@ def test_most_of_a_bucket_goes_in_rounds_in_which_each_rank_owns_one_part() -> N
         for index in range(6)
     ]
 
-    made = device_collectives.rounds(partitions, [1, 0, 1, 0, 0, 1], 2)
+    made = rounds(partitions, [1, 0, 1, 0, 0, 1], 2)
 
     assert [[it.index for it in of] for of in made] == [[1, 0], [3, 2], [4], [5]]
 

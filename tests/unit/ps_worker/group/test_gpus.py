@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ps_wire.errors import ConfigurationRefused
-from ps_worker.group import gpus
+from ps_worker.group.devices import gpus
 from ps_worker.group.group import NCCL, REDUCES
 from ps_worker.group.hosts import Hosts
 from tests.unit.ps_worker.group.wires import town
