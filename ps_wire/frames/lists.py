@@ -10,7 +10,7 @@ It must not know sockets, or what a frame means.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -23,24 +23,53 @@ _same = attrgetter(
 
 
 def joined(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Frames that leave together, in order; those of one list in the place of its first.
+    """Frames that leave together; those of one list in the place of its first.
 
-    What asks for weights comes behind the pushes that it stood between.
+    So what asks for weights comes behind the pushes that it stood between. Frames about one partition keep
+    their order, whatever list they are in.
     """
     if len(frames) == 1:
         return frames
     made: list[Frame] = []
-    alike: dict[object, list[Frame]] = {}
+    run = _Run()
     for frame in frames:
-        if _joins(frame):
-            clocks = bytes(frame.meta) if frame.kind is Kind.PULLED else b""
-            alike.setdefault((_same(frame), clocks), []).append(frame)
-        else:
-            made += _lists(alike.values())
-            alike = {}
-            made.append(frame)
-    made += _lists(alike.values())
+        joins = _joins(frame)
+        if not joins or not run.takes(frame):
+            made += run.lists()
+            run = _Run()
+            if not joins or not run.takes(frame):
+                made.append(frame)
+    made += run.lists()
     return made
+
+
+class _Run:
+    """Frames that may change places, where that leaves those about one partition in their order."""
+
+    def __init__(self) -> None:
+        self._alike: dict[object, list[Frame]] = {}
+        self._places: dict[object, int] = {}  # of these lists among each other
+        self._last: dict[tuple[int, int], int] = {}  # by table and partition, the place of its last frame
+
+    def takes(self, frame: Frame) -> bool:
+        """Puts a frame into its list; False: it would leave before one about a partition that it names."""
+        pulls = frame.kind is Kind.PULL
+        key = _same(frame), bytes(frame.meta) if frame.kind is Kind.PULLED else b""
+        place = self._places.get(key)
+        if place is None:
+            place = len(self._places)
+        named = meta.read_listed(frame) if pulls else (frame.partition,)
+        if any(self._last.get((frame.table, at), 0) > place for at in named):
+            return False
+        self._places[key] = place
+        self._last.update(((frame.table, at), place) for at in named)
+        self._alike.setdefault(key, []).append(frame)
+        return True
+
+    def lists(self) -> Iterator[Frame]:
+        """What leaves, in its order."""
+        for group in self._alike.values():
+            yield group[0] if len(group) == 1 else _list(group)
 
 
 def _joins(frame: Frame) -> bool:
@@ -56,11 +85,6 @@ def _joins(frame: Frame) -> bool:
         case Kind.ACK:
             return True
     return False
-
-
-def _lists(groups: Iterable[Sequence[Frame]]) -> Iterator[Frame]:
-    for group in sorted(groups, key=lambda it: it[0].kind is Kind.PULL):
-        yield group[0] if len(group) == 1 else _list(group)
 
 
 def _list(group: Sequence[Frame]) -> Frame:

@@ -83,15 +83,16 @@ class Beside:
                     self._look()
                 self._calls.clear()
                 self._turn = 0
-                self._check()
+                try:
+                    self._check()
+                finally:
+                    self._error = None
         except PsError:
             raise
         except BaseException:  # Ctrl-C, or SIGTERM for the second time: its calls go on without it
             rank = self._channel.ranks.rank
             self._channel.broken(f"rank {rank} was interrupted while it waited for the others")
             raise
-        finally:
-            self._error = None
 
     def close(self) -> None:
         """No call comes any more; waits, for a while, for one that is under way."""

@@ -8,6 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from ps_wire.frames import frame as wire
+from ps_wire.frames import lists
+
+
+def apart(frame: wire.Frame) -> list[wire.Frame]:
+    """The frames of a list, as if each had come by itself."""
+    if frame.kind is not wire.Kind.PULLED or not frame.flags & wire.LISTED:
+        return [frame]
+    alone = replace(frame, flags=frame.flags & ~wire.LISTED, hyper=0, meta=bytes(lists.clocks(frame)))
+    return [replace(alone, partition=partition) for partition in lists.partitions(frame)]
 
 
 class LastMoment:
@@ -33,7 +42,11 @@ class LastMoment:
         exchange.in_flight.all_pulled_within = self.all_pulled_within
         exchange.landing = lambda *_: None  # not a byte may be in its place before
 
-    def take(self, frame: Any) -> None:
+    def take(self, listed: Any) -> None:
+        for frame in apart(listed):
+            self._take_one(frame)
+
+    def _take_one(self, frame: Any) -> None:
         if frame.kind is wire.Kind.PULLED:
             with self._lock:
                 wanted = self._wanted is None or frame.partition in self._wanted

@@ -153,11 +153,11 @@ MUTANTS = (
         tests=(f"{LISTED}::test_what_has_something_of_its_own_is_in_no_list",),
     ),
     Mutant(
-        name="lists: weights are asked for before a push of theirs has left",
+        name="lists: what is about a partition overtakes what was there before",
         file=LISTS,
-        text="    for group in sorted(groups, key=lambda it: it[0].kind is Kind.PULL):\n",
-        fault="    for group in sorted(groups, key=lambda it: it[0].kind is not Kind.PULL):\n",
-        tests=(f"{LISTED}::test_weights_are_asked_for_behind_all_pushes_that_leave_with_it",),
+        text="        if any(self._last.get((frame.table, at), 0) > place for at in named):\n",
+        fault="        if False:\n",
+        tests=(f"{LISTED}::test_lists_keep_the_order_of_what_is_about_one_partition",),
     ),
     Mutant(
         name="lists: what was sent again is listed twice, which is refused",

@@ -18,6 +18,7 @@ import ps_worker as ps
 from ps_wire.frames import frame as wire
 from ps_wire.sockets.shared_memory import AVAILABLE
 from ps_worker.memory.os_memory import can_overlay
+from tests.component.last_moment import apart
 from tests.component.mapped import SMALL, Wide, adam, mapped, momentum, script, sgd
 from tests.component.reference import alone, assert_same, batch, check, seeded
 from tests.component.service import Cluster, fresh_name, run_workers, together
@@ -184,7 +185,11 @@ def test_a_late_answer_about_one_partition_changes_nothing(cluster: Cluster):
         take = exchange.receive
         kept: list[wire.Frame] = []
 
-        def late(frame: wire.Frame) -> None:
+        def late(listed: wire.Frame) -> None:
+            for frame in apart(listed):
+                late_or_not(frame)
+
+        def late_or_not(frame: wire.Frame) -> None:
             held_back = frame.version % exchange.plan.num_partitions
             if frame.kind is wire.Kind.PULLED and frame.partition == held_back and not kept:
                 kept.append(frame)

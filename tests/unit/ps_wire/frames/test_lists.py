@@ -50,6 +50,18 @@ def test_one_alone_stays_as_it_is(frame: Frame) -> None:
     assert clocks(PULLED) == PULLED.meta
 
 
+def test_what_asks_for_weights_stays_before_the_next_push_of_its_partition() -> None:
+    """Who pushes again before an answer is here asks at the clock of the push before."""
+    first, last = (replace(pull(0), table=1, step=step) for step in (5, 6))
+    pushes = of(replace(PUSH, step=5), 0, 1)
+    assert joined([PUSH, first, *pushes, last]) == [PUSH, first, *joined(pushes), last]
+
+
+def test_lists_keep_the_order_of_what_is_about_one_partition() -> None:
+    older, newer = of(PULLED, 1), of(replace(PULLED, version=6), 0, 1)
+    assert joined([newer[0], *older, newer[1]]) == [newer[0], *older, newer[1]]
+
+
 @pytest.mark.parametrize(
     "other",
     [
