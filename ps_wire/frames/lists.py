@@ -67,7 +67,7 @@ class _Run:
         return True
 
     def lists(self) -> Iterator[Frame]:
-        """What leaves, in its order."""
+        """The frames that leave, in their order."""
         for group in self._alike.values():
             yield group[0] if len(group) == 1 else _list(group)
 
