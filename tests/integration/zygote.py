@@ -38,8 +38,11 @@ def lend_fork_server(threads: int) -> None:
     """Forks another fork server from this process, and has the command or module that comes use it."""
     from ps_lab.cluster import fork_server  # noqa: PLC0415
     from ps_wire.process import die_with_parent  # noqa: PLC0415
-    from tests.integration import processes  # noqa: PLC0415 - imported already: a child's path has no tests
 
+    sys.path.insert(0, ROOT)  # a child has its command's path, on which there need not be tests
+    from tests.integration import processes  # noqa: PLC0415
+
+    sys.path.remove(ROOT)
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     if os.fork() == 0:
@@ -60,7 +63,6 @@ def main() -> None:
     sys.path.insert(0, ROOT)
     from ps_lab.cluster import fork_server  # noqa: PLC0415 - found now
     from ps_wire.process import die_with_parent, forking  # noqa: PLC0415 - found now
-    from tests.integration import processes  # noqa: F401, PLC0415 - for `lend_fork_server`
 
     die_with_parent.die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
