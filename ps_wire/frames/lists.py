@@ -34,11 +34,14 @@ def joined(frames: Sequence[Frame]) -> Sequence[Frame]:
     run = _Run()
     for frame in frames:
         joins = _joins(frame)
-        if not joins or not run.takes(frame):
-            made += run.lists()
-            run = _Run()
-            if not joins or not run.takes(frame):
-                made.append(frame)
+        if joins and run.takes(frame):
+            continue
+        made += run.lists()
+        run = _Run()
+        if joins:
+            run.takes(frame)  # as the first of all
+        else:
+            made.append(frame)
     made += run.lists()
     return made
 
@@ -47,28 +50,24 @@ class _Run:
     """Frames that may change places, where that leaves those about one partition in their order."""
 
     def __init__(self) -> None:
-        self._alike: dict[object, list[Frame]] = {}
-        self._places: dict[object, int] = {}  # of these lists among each other
+        self._alike: dict[object, tuple[int, list[Frame]]] = {}  # lists, each with its place among them
         self._last: dict[tuple[int, int], int] = {}  # by table and partition, the place of its last frame
 
     def takes(self, frame: Frame) -> bool:
         """Puts a frame into its list; False: it would leave before one about a partition that it names."""
         pulls = frame.kind is Kind.PULL
         key = _same(frame), bytes(frame.meta) if frame.kind is Kind.PULLED else b""
-        place = self._places.get(key)
-        if place is None:
-            place = len(self._places)
+        place, alike = self._alike.setdefault(key, (len(self._alike), []))
         named = meta.read_listed(frame) if pulls else (frame.partition,)
         if any(self._last.get((frame.table, at), 0) > place for at in named):
             return False
-        self._places[key] = place
         self._last.update(((frame.table, at), place) for at in named)
-        self._alike.setdefault(key, []).append(frame)
+        alike.append(frame)
         return True
 
     def lists(self) -> Iterator[Frame]:
         """The frames that leave, in their order."""
-        for group in self._alike.values():
+        for _, group in self._alike.values():
             yield group[0] if len(group) == 1 else _list(group)
 
 
