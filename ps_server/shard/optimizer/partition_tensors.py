@@ -165,6 +165,26 @@ class PartitionTensors:
         stepper, rate = self._ways(self._bound, group)[0]
         return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, terms, ranks)
 
+    def apply_along(
+        self, gradient: torch.Tensor, present: Sequence[bool], group: Group, copy: torch.Tensor
+    ) -> bool:
+        """One optimizer step that copies the new weights in the same pass, where one pass can do that.
+
+        Args:
+            gradient: shape (E,).
+            present: P flags; pieces without a gradient are skipped.
+            group: hyper-parameters.
+            copy: where the copy goes, shape (E,).
+
+        Returns:
+            Whether that was done; else nothing was, and `apply` is to do it.
+        """
+        bound = self._bound
+        if bound is None or not all(present):
+            return False
+        stepper, rate = self._ways(bound, group)[0]
+        return stepper is steppers.PLAIN and steppers.step_along(bound, rate, gradient, copy)
+
     @trace.traced("optimizer")
     def apply(self, average: torch.Tensor | None, present: Sequence[bool], group: Group) -> None:
         """One optimizer step, by the first way that takes it.

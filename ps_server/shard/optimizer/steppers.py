@@ -80,6 +80,29 @@ def step_ahead(bound: BoundOptimizer, rate: float, terms: Sequence[torch.Tensor]
     return weights.wrote_ahead(whole)
 
 
+def step_along(bound: BoundOptimizer, rate: float, gradient: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Takes a plain step, and makes a copy of the new weights in the same pass.
+
+    Args:
+        bound: whose weights lie in one memory.
+        rate: as `PLAIN` fits.
+        gradient: shape (E,), a value in each piece.
+        copy: where the copy goes, shape (E,).
+
+    Returns:
+        Whether that was done; else nothing was.
+    """
+    weights = bound.weights
+    before = weights.now
+    if kernels.KERNELS is None or not kernels.fit([gradient, before, copy]):
+        return False
+    with trace.span("step and copy weights"):
+        kernels.KERNELS.step_copy(gradient, before, rate, weights.next(), copy)
+    if weights.now is not before:
+        bound.rebind()
+    return True
+
+
 def _turn(bound: BoundOptimizer, _rate: float, _average: torch.Tensor | None, _flags: Sequence[bool]) -> bool:
     if not bound.weights.ahead:
         return False

@@ -45,12 +45,13 @@ from ps_server.shard.partition.replies import Replies
 from ps_server.shard.partition.screening import Screen, Screening, mean_of
 from ps_server.shard.partition.totals import Totals
 from ps_wire.errors import JobUnknown, PayloadMismatch, PsError
-from ps_wire.frames.buffer import bytes_of
+from ps_wire.frames.buffer import as_tensor, bytes_of
 from ps_wire.frames.carrier import Message, Outlet
+from ps_wire.frames.shared_place import SharedPlace
 from ps_wire.process import trace
 from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Piece
-from ps_wire.spec.table import Hyperparameters
+from ps_wire.spec.table import Group, Hyperparameters
 
 
 class Cell:
@@ -493,8 +494,24 @@ class Cell:
             average = mean_of(action.contributions, self._scratch).values
         if average is not None and action.scale != 1.0:
             average = torch.mul(average, action.scale, out=self._scratch.take(average.dtype, average.numel()))
-        self.values.apply(average, _present(gradients), hyper.groups[self.group])
+        present, group = _present(gradients), hyper.groups[self.group]
+        if average is None or not self._apply_along(action, average, present, group):
+            self.values.apply(average, present, group)
         self.meters.applies.count(time.perf_counter() - begun_s)
+
+    def _apply_along(
+        self, action: Apply, gradient: torch.Tensor, present: Sequence[bool], group: Group
+    ) -> bool:
+        """A step that writes what its worker waits for in the same pass; whether it was taken."""
+        outlet = self.outlets.get(action.contributions[0].worker)
+        if outlet is None or self.machine.gate.aggregates:
+            return False
+
+        def step(place: SharedPlace) -> bool:
+            copy = as_tensor(place, self.values.now.dtype)
+            return self.values.apply_along(gradient, present, group, copy)
+
+        return outlet.write_along(self._table, self._index, action.version, step)
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
         for item in [item for item in contributions if gradient_of(item).hyper != hyper]:

@@ -148,6 +148,11 @@ class ShardTable:
         for cell in self._cells.values():
             cell.forget(outlet)
 
+    @property
+    def applies_at_once(self) -> bool:
+        """Whether each push is applied when it comes, and not when its step closes."""
+        return not self._gate.aggregates
+
     def halves(self) -> DoubleBuffer:
         """The weights in two halves, for workers to map; from the first call on they lie there.
 

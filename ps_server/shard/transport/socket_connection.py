@@ -14,6 +14,7 @@ from ps_server.rpc.greeting import HELLO_LIMIT_S
 from ps_server.shard.connection_tokens import TOKEN_BYTES
 from ps_server.shard.shard import Shard
 from ps_server.shard.traffic import Refused
+from ps_server.shard.transport.asking import Asking
 from ps_server.shard.transport.outbox import MessageOutbox, corked
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
@@ -115,7 +116,8 @@ class SocketConnection:
                 return
             with corked():
                 while goes_on and frame is not None:
-                    goes_on = self._session.receive(frame)
+                    behind = self._peer.received() if self._session.pairs(frame) else None
+                    goes_on = self._session.receive(frame, None if behind is None else Asking(behind))
                     frame = self._peer.received() if goes_on else None
 
     def _start_writer(self) -> None:
