@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -144,11 +144,11 @@ class SharedRegions:
         if regions is None:
             raise FrameRefused(f"this connection shares no memory for table {frame.table}")
         if frame.kind is wire.Kind.LOAD and regions.weights is not None:
-            return [replace(frame, payload=regions.place(regions.weights, frame.partition))]
+            return [frame.but(payload=regions.place(regions.weights, frame.partition))]
         of_ranks = frame.kind is wire.Kind.PUSH and bool(frame.flags & wire.RANKS)
         flags, bitmap = frame.flags & ~wire.LISTED, b"" if frame.flags & wire.LISTED else frame.meta
         return [
-            replace(frame, partition=at, flags=flags, meta=bitmap, terms=regions.terms(at, of_ranks=of_ranks))
+            frame.but(partition=at, flags=flags, meta=bitmap, terms=regions.terms(at, of_ranks=of_ranks))
             for at in partitions(frame)
         ]
 
