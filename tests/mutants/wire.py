@@ -12,6 +12,7 @@ PARTITION = "tests/unit/ps_server/shard/partition/test_machine.py"
 
 LISTS, LISTED = "ps_wire/frames/lists.py", "tests/unit/ps_wire/frames/test_lists.py"
 SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
+SHARED = "tests/contracts/test_shared_memory.py"
 MONITOR = "tests/unit/ps_worker/exchange/test_in_flight.py"
 
 MUTANTS = (
@@ -207,5 +208,58 @@ MUTANTS = (
         text="        seen: Seen | None = self._seen.get(kind)\n",
         fault="        seen: Seen | None = next(iter(self._seen.values()), None)\n",
         tests=("tests/unit/ps_wire/frames/test_lists.py::test_a_place_has_one_tensor_of_each_dtype",),
+    ),
+    Mutant(
+        name="asking: weights of a version that has gone are said to be there",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            if regions.written.pop(frame.partition, None) != frame.version:\n",
+        fault="            if regions.written.pop(frame.partition, None) is None:\n",
+        tests=(f"{SESSION}::test_weights_that_change_while_they_wait_at_the_gate_are_written_again",),
+    ),
+    Mutant(
+        name="asking: weights that were written once are never copied again",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            if regions.written.pop(frame.partition, None) != frame.version:\n",
+        fault="            if regions.written.get(frame.partition) != frame.version:\n",
+        tests=(
+            f"{SESSION}::test_a_push_that_comes_again_is_not_applied_again_and_what_asks_gets_the_weights",
+        ),
+    ),
+    Mutant(
+        name="asking: weights are written where nobody has asked for them",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="self._tables.get(table) if self._asking == (table, partition) else None\n",
+        fault="self._tables.get(table)\n",
+        tests=(f"{SESSION}::test_what_asks_for_other_weights_is_taken_behind_all_pushes",),
+    ),
+    Mutant(
+        name="asking: what asks at another clock counts as what asks behind the push",
+        file="ps_server/shard/transport/asking.py",
+        text="(frame.table, frame.step) != (push.table, push.step + 1) or",
+        fault="frame.table != push.table or",
+        tests=(f"{SESSION}::test_what_asks_for_other_weights_is_taken_behind_all_pushes",),
+    ),
+    Mutant(
+        name="asking: what is asked for beyond the pushes is lost",
+        file="ps_server/shard/transport/asking.py",
+        text="        return meta.part(self._frame, tuple(self._left)) if self._left else None\n",
+        fault="        return None\n",
+        tests=(f"{SESSION}::test_what_is_asked_for_beyond_the_pushes_is_answered_behind_them",),
+    ),
+    Mutant(
+        name="asking: under bsp each push is followed by what asks",
+        file="ps_server/shard/transport/session.py",
+        text="        if asking is None or not table.applies_at_once or not asking.follows(frame):\n",
+        fault="        if asking is None or not asking.follows(frame):\n",
+        tests=(f"{SESSION}::test_under_bsp_what_asks_comes_behind_all_pushes",),
+    ),
+    Mutant(
+        name="asking: nothing is looked for behind a push",
+        file="ps_server/shard/transport/socket_connection.py",
+        text="self._peer.received() if self._session.pairs(frame) else None\n",
+        fault="None\n",
+        tests=(
+            f"{SHARED}::test_weights_are_written_as_they_are_made_where_a_push_comes_with_what_asks_for_them",
+        ),
     ),
 )
