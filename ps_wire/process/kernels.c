@@ -93,8 +93,8 @@ INLINE float mean_scalar(const float *const *terms, size_t count, size_t ranks, 
 
 /* All elements of `count` gradients, each the mean of `ranks` terms that lie one behind the other; both are
  * constants where this is inlined for what is commonest. `weights` may be null: then `out` gets the mean.
- * `kept` may be null: else it gets what `out` gets, and may be `weights`.
- * `streams`: `out` past the caches, for memory that nobody here reads soon. */
+ * `kept` may be null: else it gets what `out` gets.
+ * `streams`: past the caches, for memory that nobody here reads soon. */
 INLINE int pass(const float *const *terms, size_t count, size_t ranks, const float *weights, float rate, float *kept,
                 float *out, size_t elements, int streams)
 {
@@ -108,6 +108,7 @@ INLINE int pass(const float *const *terms, size_t count, size_t ranks, const flo
         if (head > elements)
             head = elements;
     }
+    const int keeps_past = streams && !(((uintptr_t)kept ^ (uintptr_t)out) & 31);
     for (; at < head; at++) {
         float mean = mean_scalar(terms, count, ranks, at, &all, &each);
         spoilt_alone += 0.0f * mean;
@@ -124,7 +125,10 @@ INLINE int pass(const float *const *terms, size_t count, size_t ranks, const flo
             low = _mm256_fmadd_ps(rates, low, _mm256_loadu_ps(weights + at));
             high = _mm256_fmadd_ps(rates, high, _mm256_loadu_ps(weights + at + VECTOR));
         }
-        if (kept) {
+        if (kept && keeps_past) {
+            _mm256_stream_ps(kept + at, low);
+            _mm256_stream_ps(kept + at + VECTOR, high);
+        } else if (kept) {
             _mm256_storeu_ps(kept + at, low);
             _mm256_storeu_ps(kept + at + VECTOR, high);
         }
@@ -169,14 +173,13 @@ TARGET int ps_rank_mean_step(const float *const *terms, size_t count, size_t ran
     return pass(terms, count, 1, weights, rate, NULL, out, elements, streams);
 }
 
-/* kept[i] = copy[i] = weights[i] - rate * gradient[i], product and sum rounded once; `kept` may be `weights` */
-TARGET void ps_step_copy(const float *gradient, const float *weights, float rate, float *kept, float *copy,
-                         size_t elements, int streams)
+/* kept[i] = copy[i] = weights[i] - rate * gradient[i], product and sum rounded once */
+TARGET int ps_step_copy(const float *gradient, const float *weights, float rate, float *kept, float *copy,
+                        size_t elements, int streams)
 {
     if (streams)
-        pass(&gradient, 1, 1, weights, rate, kept, copy, elements, 1);
-    else
-        pass(&gradient, 1, 1, weights, rate, kept, copy, elements, 0);
+        return pass(&gradient, 1, 1, weights, rate, kept, copy, elements, 1);
+    return pass(&gradient, 1, 1, weights, rate, kept, copy, elements, 0);
 }
 
 TARGET int ps_finite(const float *values, size_t elements)

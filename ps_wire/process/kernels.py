@@ -32,7 +32,7 @@ class Kernels:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._mean: Callable[..., int] = library.ps_rank_mean
         self._mean_step: Callable[..., int] = library.ps_rank_mean_step
-        self._step_copy: Callable[..., None] = library.ps_step_copy
+        self._step_copy: Callable[..., int] = library.ps_step_copy
         self._finite: Callable[..., int] = library.ps_finite
         self._copy: Callable[..., None] = library.ps_copy
         library.ps_rank_mean.argtypes = [pointer, size, size, pointer, size]
@@ -42,7 +42,6 @@ class Kernels:
         library.ps_step_copy.argtypes = [
             pointer, pointer, ctypes.c_float, pointer, pointer, size, ctypes.c_int,
         ]  # fmt: skip
-        library.ps_step_copy.restype = None
         self._adam: Callable[..., None] = library.ps_adam_pieces
         library.ps_adam_pieces.argtypes = [size, *[pointer] * 6, *[ctypes.c_float] * 8, size]
         library.ps_adam_pieces.restype = None
@@ -90,19 +89,22 @@ class Kernels:
         rate: float,
         out: torch.Tensor,
         copy: torch.Tensor,
-    ) -> None:
+    ) -> bool:
         """`weights - rate * gradient`, as `mean_step` rounds it, into two places in one pass.
 
         Args:
             gradient: shape (E,), for which `fit` holds.
             weights: shape (E,), float32, contiguous.
             rate: the learning rate.
-            out: as `weights`, or `weights` itself.
-            copy: as `weights`, and no memory of any of these; written past the caches where it is large.
+            out: as `weights`; no memory of theirs, nor of the gradient.
+            copy: likewise, and no memory of `out`.
+
+        Returns:
+            Whether each element of the gradient is finite; else neither is to be used.
         """
         streams = copy.nbytes >= STREAMED_BYTES
         at, to, also = weights.data_ptr(), out.data_ptr(), copy.data_ptr()
-        self._step_copy(gradient.data_ptr(), at, rate, to, also, copy.numel(), streams)
+        return bool(self._step_copy(gradient.data_ptr(), at, rate, to, also, copy.numel(), streams))
 
     def adam(
         self,
@@ -213,8 +215,8 @@ def same_as_torch(kernels: Kernels) -> bool:
         if not same_bits(stepped, after):
             return False
         copy = torch.empty(size)
-        kernels.step_copy(expected, weights, 0.1, weights, copy)  # in place
-        if not same_bits(weights, after) or not same_bits(copy, after):
+        finite = kernels.step_copy(expected, weights, 0.1, mean, copy)
+        if not finite or not same_bits(mean, after) or not same_bits(copy, after):
             return False
     return True
 

@@ -80,7 +80,7 @@ class PartitionTensors:
 
     @property
     def ahead(self) -> bool:
-        """Whether the other half holds what the next `apply` makes."""
+        """Whether what the next `apply` makes is there already."""
         return self._weights.ahead
 
     @property
@@ -135,7 +135,8 @@ class PartitionTensors:
 
     def set_weights(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state."""
-        if self._weights.make_writable() and self._bound is not None:
+        self._weights.make_writable()
+        if self._bound is not None and self._bound.elsewhere:
             self._bound.rebind()
         if self.optimizer_bytes():
             self._use(self._bind(self._pieces), self._pieces)
@@ -165,32 +166,28 @@ class PartitionTensors:
         stepper, rate = self._ways(self._bound, group)[0]
         return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, terms, ranks)
 
-    def apply_along(
-        self, gradient: torch.Tensor, present: Sequence[bool], group: Group, copy: torch.Tensor
-    ) -> bool:
-        """One optimizer step that copies the new weights in the same pass, where one pass can do that.
+    def step_along(self, gradient: torch.Tensor, group: Group, copy: torch.Tensor) -> bool:
+        """Writes what a step comes to beside the weights, and a copy of that, where one pass can do it.
 
         Args:
-            gradient: shape (E,).
-            present: P flags; pieces without a gradient are skipped.
+            gradient: shape (E,), a value in each piece.
             group: hyper-parameters.
             copy: where the copy goes, shape (E,).
 
         Returns:
-            Whether that was done; else nothing was, and `apply` is to do it.
+            As `step_ahead`; where it is False, the copy is of the weights as they are, or was not touched.
         """
-        bound = self._bound
-        if bound is None or not all(present):
+        if self._bound is None:
             return False
-        stepper, rate = self._ways(bound, group)[0]
-        return stepper is steppers.PLAIN and steppers.step_along(bound, rate, gradient, copy)
+        stepper, rate = self._ways(self._bound, group)[0]
+        return stepper is steppers.PLAIN and steppers.step_along(self._bound, rate, gradient, copy)
 
     @trace.traced("optimizer")
     def apply(self, average: torch.Tensor | None, present: Sequence[bool], group: Group) -> None:
         """One optimizer step, by the first way that takes it.
 
         Args:
-            average: shape (E,); None where `step_ahead` did it.
+            average: shape (E,); None where `step_ahead` or `step_along` did it.
             present: P flags; pieces without a gradient are skipped.
             group: hyper-parameters.
         """

@@ -30,7 +30,7 @@ class VersionedWeights:
     Attributes:
         now: the weights, shape (E,).
         other: the half that the next version is to be written into, shape (E,); None: `now` is changed.
-        ahead: the other half holds that version already.
+        ahead: that version is there already, in what `room` gave.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
@@ -38,6 +38,7 @@ class VersionedWeights:
         self.now = values
         self.other: torch.Tensor | None = None
         self.ahead = False
+        self._room: torch.Tensor | None = None
         self._replies: list[weakref.ref[Message]] = []  # who holds one also refers to it
         self._left: list[tuple[torch.Tensor, list[Message]]] = []  # memory, and who still holds it
 
@@ -58,14 +59,25 @@ class VersionedWeights:
         """
         if self.other is not None:
             self.now, self.other = self.other, self.now
-            self.ahead = False
+        elif self.ahead:
+            before, self.now, self._room = self.now, self.room(), None
+            self._left.append((before, self._pop_held()))
         elif held := self._pop_held():
             before, self.now = self.now, self._unread()
             self._left.append((before, held))
+        self.ahead = False
         return self.now
 
+    def room(self) -> torch.Tensor:
+        """Where the next version may be written ahead: the other half, or memory that nobody reads."""
+        if self.other is not None:
+            return self.other
+        if self._room is None:
+            self._room = self._unread()
+        return self._room
+
     def wrote_ahead(self, whole: bool) -> bool:
-        """The other half holds the next version, if it is `whole`; returns that."""
+        """What `room` gave holds the next version, if it is `whole`; returns that."""
         self.ahead = whole
         return whole
 

@@ -51,7 +51,7 @@ from ps_wire.frames.shared_place import SharedPlace
 from ps_wire.process import trace
 from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Piece
-from ps_wire.spec.table import Group, Hyperparameters
+from ps_wire.spec.table import Hyperparameters
 
 
 class Cell:
@@ -169,7 +169,8 @@ class Cell:
             if self._closing.precedes(contribution.step):
                 self._close_now()  # it was acknowledged: whoever goes on may do so at once
             gradient, found = None if contribution.abstains else gradient_of(contribution), None
-            if gradient is not None and not self.machine.gate.aggregates:
+            at_once = gradient is not None and not self.machine.gate.aggregates
+            if gradient is not None and at_once and not self._steps_along(contribution, gradient, outlet):
                 found = self.screening.nonfinite(gradient.values)
             if found is not None:
                 actions = self.machine.push(replace(contribution, payload=None), now_s)
@@ -432,6 +433,17 @@ class Cell:
         terms, ranks = terms_of(gradients)
         return self.values.step_ahead(terms, group, ranks)
 
+    def _steps_along(self, contribution: Contribution, gradient: Gradient, outlet: Outlet) -> bool:
+        """Makes the next weights in one pass, also where their worker waits, if the push is applied now."""
+        if not (self.machine.applies(contribution) and all(gradient.present) and len(gradient.terms) == 1):
+            return False
+        group = gradient.hyper.groups[self.group]
+
+        def step(place: SharedPlace) -> bool:
+            return self.values.step_along(gradient.terms[0], group, as_tensor(place, self.values.now.dtype))
+
+        return outlet.write_along(self._table, self._index, self.machine.version + 1, step)
+
     def add_to(self, totals: Totals) -> None:
         """Adds its figures; waits for the lock, as all that is asked of a cell from outside does."""
         with self.lock:
@@ -488,30 +500,16 @@ class Cell:
         gradients = [gradient_of(item) for item in action.contributions]
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
-        if not self.machine.gate.aggregates:
+        if self.values.ahead:
+            average = None
+        elif not self.machine.gate.aggregates:
             average = widened(gradients[0].values, self._scratch)
-        elif average is None and not self.values.ahead:
+        elif average is None:
             average = mean_of(action.contributions, self._scratch).values
         if average is not None and action.scale != 1.0:
             average = torch.mul(average, action.scale, out=self._scratch.take(average.dtype, average.numel()))
-        present, group = _present(gradients), hyper.groups[self.group]
-        if average is None or not self._apply_along(action, average, present, group):
-            self.values.apply(average, present, group)
+        self.values.apply(average, _present(gradients), hyper.groups[self.group])
         self.meters.applies.count(time.perf_counter() - begun_s)
-
-    def _apply_along(
-        self, action: Apply, gradient: torch.Tensor, present: Sequence[bool], group: Group
-    ) -> bool:
-        """A step that writes what its worker waits for in the same pass; whether it was taken."""
-        outlet = self.outlets.get(action.contributions[0].worker)
-        if outlet is None or self.machine.gate.aggregates:
-            return False
-
-        def step(place: SharedPlace) -> bool:
-            copy = as_tensor(place, self.values.now.dtype)
-            return self.values.apply_along(gradient, present, group, copy)
-
-        return outlet.write_along(self._table, self._index, action.version, step)
 
     def _compare(self, contributions: Sequence[Contribution], hyper: Hyperparameters) -> None:
         for item in [item for item in contributions if gradient_of(item).hyper != hyper]:
