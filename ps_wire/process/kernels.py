@@ -215,8 +215,8 @@ def same_as_torch(kernels: Kernels) -> bool:
         if not same_bits(stepped, after):
             return False
         copy = torch.empty(size)
-        finite = kernels.step_copy(expected, weights, 0.1, mean, copy)
-        if not finite or not same_bits(mean, after) or not same_bits(copy, after):
+        whole = kernels.step_copy(expected, weights, 0.1, mean, copy)
+        if not whole or not same_bits(mean, after) or not same_bits(copy, after):
             return False
     return True
 

@@ -207,6 +207,38 @@ def test_a_step_that_is_not_finite_is_not_ahead(built: Kernels):
 
 
 @compiled
+def test_a_step_along_is_the_step_and_its_copy_and_torch_goes_on_from_there(built: Kernels):
+    """With momentum from the third step on, which torch takes in place."""
+    momentum = tuple((key, 0.9 if key == "momentum" else value) for key, value in GROUP)
+    start, gradients = draw(500, seed=5), [draw(500, seed=rank) for rank in range(4)]
+    values, reference = values_of(start.clone(), momentum), values_of(start.clone(), momentum)
+    for gradient in gradients[:2]:
+        before, copy = bits(values.now), torch.empty(500)
+        assert values.step_along(gradient, GROUP, copy)
+        assert bits(values.now) == before
+        values.apply(None, [True], GROUP)
+        reference.apply(gradient, [True], GROUP)
+        assert bits(values.now) == bits(copy) == bits(reference.now)
+    for gradient in gradients[2:]:
+        assert not values.step_along(gradient, momentum, torch.empty(500))
+        values.apply(gradient, [True], momentum)
+        reference.apply(gradient, [True], momentum)
+        assert bits(values.now) == bits(reference.now)
+
+
+@compiled
+def test_a_step_along_that_is_not_finite_changes_nothing_and_its_copy_is_of_the_weights(built: Kernels):
+    start, good, bad = draw(500, seed=5), draw(500, seed=1), draw(500, seed=2)
+    bad[77] = float("nan")
+    values, copy = values_of(start.clone()), torch.empty(500)
+    assert not values.step_along(bad, GROUP, copy)
+    assert not values.ahead
+    assert bits(values.now) == bits(copy) == bits(start)
+    values.apply(good, [True], GROUP)
+    assert bits(values.now) == bits(torch.add(start, good, alpha=-0.37))
+
+
+@compiled
 def test_weights_that_nobody_maps_and_other_steps_are_not_ahead(built: Kernels):
     gradient = draw(64, seed=1)
     assert not values_of(draw(64, seed=5)).step_ahead([gradient], GROUP)  # it would change what replies hold

@@ -84,6 +84,31 @@ def test_memory_that_was_left_is_used_again():
     assert len(seen) == 2
 
 
+def test_a_version_that_is_written_ahead_shows_when_it_is_turned_to_and_two_memories_take_turns():
+    weights = VersionedWeights(torch.zeros(8))
+    seen = set()
+    for version in range(1, 7):
+        room = weights.room()
+        assert room is weights.room()
+        room.fill_(version)
+        assert torch.equal(weights.now, torch.full((8,), version - 1.0))
+        assert weights.wrote_ahead(True)
+        assert weights.next() is room
+        assert not weights.ahead
+        seen.add(room.data_ptr())
+    assert len(seen) == 2
+
+
+def test_memory_that_a_reply_leaves_from_is_no_room_for_a_version_ahead():
+    weights = VersionedWeights(torch.zeros(8))
+    held = reply(weights)
+    for version in (1.0, 2.0, 3.0):
+        weights.room().fill_(version)
+        weights.wrote_ahead(True)
+        weights.next()
+    assert held.encoded().endswith(torch.zeros(8).numpy().tobytes())
+
+
 @pytest.mark.parametrize("optimizer", HYPER)
 @pytest.mark.parametrize("consistency", ["bsp", "asp"])
 def test_replies_that_leave_late_are_of_their_versions_and_steps_stay_exact(optimizer: str, consistency: str):
