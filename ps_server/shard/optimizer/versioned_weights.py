@@ -77,7 +77,7 @@ class VersionedWeights:
         return self._room
 
     def wrote_ahead(self, whole: bool) -> bool:
-        """What `room` gave holds the next version, if it is `whole`; returns that."""
+        """Notes that `room` holds the next version, if it is `whole`; returns that."""
         self.ahead = whole
         return whole
 

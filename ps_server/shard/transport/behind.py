@@ -39,7 +39,7 @@ class Behind:
         self._error: PsError | None = None
 
     def asking(self, push: wire.Frame) -> wire.Frame | None:
-        """What asks for the weights that this push of one partition makes; None: nothing that has come.
+        """Gives what asks for the weights that this push of one partition makes; None: nothing has come.
 
         Whoever gets it has to take it behind the push.
         """
@@ -51,7 +51,7 @@ class Behind:
         return None
 
     def next(self) -> wire.Frame | None:
-        """What is left of the next frame that has come already, if it has no payload; never waits.
+        """Gives what is left of the next frame that has come, if it has no payload; never waits.
 
         Raises:
             PsError: what comes next is no frame, or nothing comes any more: see `FrameSocket.received`.
@@ -65,7 +65,7 @@ class Behind:
         return self._peer.received()
 
     def close(self) -> None:
-        """What is left is not taken."""
+        """Takes none of what is left."""
         for it in self._frames:
             close_all(it.frame.descriptors)
 
