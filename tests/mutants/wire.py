@@ -297,8 +297,8 @@ MUTANTS = (
     Mutant(
         name="weights: a version ahead is written over what a reply leaves from",
         file="ps_server/shard/optimizer/versioned_weights.py",
-        text="            self._left.append((before, self._pop_held()))\n",
-        fault="            self._left.append((before, []))\n",
+        text="            if held := self._pop_held():\n                self._left.append((before, held))\n            else:\n",
+        fault="            if True:\n",
         tests=(f"{VERSIONED}::test_memory_that_a_reply_leaves_from_is_no_room_for_a_version_ahead",),
     ),
     Mutant(

@@ -16,6 +16,7 @@ import torch
 from ps_server.shard.optimizer import steppers
 from ps_server.shard.optimizer.bound_optimizer import BoundOptimizer, MakeOptimizer
 from ps_server.shard.optimizer.piece_optimizer import State
+from ps_server.shard.optimizer.spares import Spares
 from ps_server.shard.optimizer.steppers import Stepper
 from ps_server.shard.optimizer.versioned_weights import VersionedWeights
 from ps_wire.errors import PayloadMismatch
@@ -59,9 +60,15 @@ class PartitionTensors:
         doubled: the weights lie in two halves that workers map; each version takes the other one.
     """
 
-    def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], make_optimizer: MakeOptimizer) -> None:
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        pieces: Sequence[Piece],
+        make_optimizer: MakeOptimizer,
+        spares: Spares | None = None,
+    ) -> None:
         """Takes `weights`, shape (E,), over; `make_optimizer` makes one for P pieces."""
-        self._weights = VersionedWeights(weights)
+        self._weights = VersionedWeights(weights, spares)
         self._pieces = self.parts = tuple(pieces)
         self._make_optimizer = make_optimizer
         self._bound = self._bind(self._pieces) if pieces else None

@@ -20,6 +20,7 @@ import weakref
 
 import torch
 
+from ps_server.shard.optimizer.spares import Spares
 from ps_wire.frames.carrier import Message
 from ps_wire.process import trace
 
@@ -33,8 +34,9 @@ class VersionedWeights:
         ahead: that version is there already, in what `room` gave.
     """
 
-    def __init__(self, values: torch.Tensor) -> None:
-        """Takes `values`, shape (E,), over."""
+    def __init__(self, values: torch.Tensor, spares: Spares | None = None) -> None:
+        """Takes `values`, shape (E,), over; `spares` are those of others, too. None: its own."""
+        self._spares = Spares() if spares is None else spares
         self.now = values
         self.other: torch.Tensor | None = None
         self.ahead = False
@@ -61,7 +63,10 @@ class VersionedWeights:
             self.now, self.other = self.other, self.now
         elif self.ahead:
             before, self.now, self._room = self.now, self.room(), None
-            self._left.append((before, self._pop_held()))
+            if held := self._pop_held():
+                self._left.append((before, held))
+            else:
+                self._spares.give(before)
         elif held := self._pop_held():
             before, self.now = self.now, self._unread()
             self._left.append((before, held))
@@ -73,12 +78,15 @@ class VersionedWeights:
         if self.other is not None:
             return self.other
         if self._room is None:
-            self._room = self._unread()
+            self._room = self._spares.take(self.now)
         return self._room
 
     def wrote_ahead(self, whole: bool) -> bool:
         """Notes that `room` holds the next version, if it is `whole`; returns that."""
         self.ahead = whole
+        if not whole and self._room is not None:
+            self._spares.give(self._room)
+            self._room = None
         return whole
 
     @trace.traced("carry weights")

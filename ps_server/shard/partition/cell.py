@@ -23,6 +23,7 @@ from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer.mean import Scratch, is_plain, widened
 from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
+from ps_server.shard.optimizer.spares import Spares
 from ps_server.shard.partition.cell_cut import CellCut
 from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.gradient import Gradient, differ, gradient_of, owned, terms_of
@@ -110,20 +111,21 @@ class Cell:
         machine: StepMachine,
         screen: Screen,
         scratch: Scratch,
+        spares: Spares | None = None,
         clipping: Clipping | None = None,
         tally: StepTally | None = None,
         later: Callable[[Callable[[], None]], None] = lambda close: close(),
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them.
 
-        `later` has a complete step closed, now or on another thread.
+        `spares` are those of the table. `later` has a complete step closed, now or on another thread.
         """
         self.lock = threading.RLock()
         self.machine = machine
         self.cut = CellCut(machine, pulled=self._read)
         self.group = group
         self.pieces = tuple(pieces)
-        self.values = PartitionTensors(weights, self.pieces, optimizer)
+        self.values = PartitionTensors(weights, self.pieces, optimizer, spares)
         self.loans = LentPushes()
         self.owed = OwedErrors()
         self.screening = Screening(screen, self.pieces, self.owed, index=index, scratch=scratch)
