@@ -9,9 +9,8 @@ weights come back point to point.
 A stage pushes and pulls as soon as its own schedule is over, and goes on as soon as its own weights are here:
 it waits for another stage for pieces of both alone. What it says of its weights, the others hear when they
 wait for those of the next step; by then all stages have been through the schedule that lies between. All say
-the same things in the same order, and hear what all have said: so all decide the same. With backup workers
-stages push together, and hear of each other at once: a step may close without their worker. A rider goes
-along with these words: what it says when a step is over is heard before the one after the next begins.
+the same things in the same order, and hear what all have said: so all decide the same. A rider goes along
+with these words: what it says when a step is over is heard before the one after the next begins.
 
 It must not know modules, nor frames. Used by the script's thread.
 """
@@ -137,7 +136,6 @@ class StageTraffic:
         self._table = table
         self._gradients = gradients
         self._one_version = consistency.lockstep
-        self._together = consistency.aggregates and not consistency.lockstep  # backup workers
         self._rank = channel.ranks.rank
         self._partitions = [plan.partition(index) for index in range(plan.num_partitions)]
         self._pieces = pieces = [plan.pieces(partition) for partition in self._partitions]
@@ -152,7 +150,7 @@ class StageTraffic:
             for partition, owner, of in zip(self._partitions, self._owners, pieces, strict=True)
             for loan in _loans(partition, owner, of, holders)
         ]
-        self._at_once = bool(every) or self._together  # all hear of each other before they go on
+        self._at_once = bool(every)  # all hear of each other before they go on
         self._loans: list[list[_Loan]] = [[] for _ in gradients]  # of this rank as the one or the other
         for loan in every:
             if self._rank in (loan.rank, loan.owner):
@@ -211,8 +209,6 @@ class StageTraffic:
 
     def _begin(self, step: int) -> None:
         if step != self._step:
-            if self._together:
-                self._channel.share(f"step {step} of table {self._table}")
             self._step, self._hyper = step, None
             self._left.clear()
 

@@ -638,9 +638,30 @@ MUTANTS = (
     Mutant(
         name="beside: the thread beside compares what its script may be reading",
         file="ps_worker/group/channel.py",
-        text="        if self._place is None or self._place[1] != threading.get_ident():\n",
-        fault="        if self._place is None:\n",
+        text="        if place is None or place[1] != threading.get_ident():\n",
+        fault="        if place is None:\n",
         tests=(f"{CHANNEL}::test_another_thread_than_the_scripts_compares_nothing",),
+    ),
+    Mutant(
+        name="groups: a second table's place takes that of the first before it is compared",
+        file="ps_worker/group/channel.py",
+        text="        self._leave_place()\n        self._place = ",
+        fault="        self._place = ",
+        tests=(f"{CHANNEL}::test_scripts_that_stand_at_one_place_after_the_other_compare_each",),
+    ),
+    Mutant(
+        name="groups: half a message that was interrupted is followed by others",
+        file="ps_worker/group/channel.py",
+        text="            self._interrupted()\n            raise\n",
+        fault="            raise\n",
+        tests=(f"{CHANNEL}::test_a_script_that_is_interrupted_while_it_speaks_or_looks_ends_the_group",),
+    ),
+    Mutant(
+        name="groups: a rank that ends with an error waits for the others with what has left of its step",
+        file="ps_worker/steps.py",
+        text="            self._group.end_with(reason)  # first",
+        fault="            pass  # first",
+        tests=(f"{GROUPS}::test_calls_of_torch_distributed_reach_the_ranks_of_the_group",),
     ),
     Mutant(
         name="beside: a bucket comes with the one behind it",
