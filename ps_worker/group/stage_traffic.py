@@ -162,6 +162,7 @@ class StageTraffic:
         self._versions = [0] * len(self._owners)
         self._clock = self._spread = 0  # of the newest weights of which all versions are known
         self._said: tuple[int, Saying] | None = None  # of which clock, and not heard of others yet
+        self._ends = False  # a stage was told to end, as all have heard
 
     # -- gradients -------------------------------------------------------------------------------------
 
@@ -319,7 +320,7 @@ class StageTraffic:
             every = self._channel.share(what, mine)
             self._heard(step, every)
             self._bring_back(weights(), self._arrived.mapped(every))
-        if self._ending.decided:
+        if self._ends:
             self._ending.agree()
         for index, version in zip(self.owned, mine["versions"], strict=True):
             self._versions[index] = version
@@ -330,7 +331,7 @@ class StageTraffic:
         self._versions, self._clock = self._arrived.versions(said), clock
         hypers = [one.fields.get("hyper") for one in said]
         check_hyper(self._channel, hypers, f"step {self._step} of table {self._table}")
-        self._ending.heard(any(one.fields.get("ends") for one in said))
+        self._ends = any(one.fields.get("ends") for one in said)
         self._spread = spread_of(self._versions)
         if self._spread and self._one_version:
             raise self._channel.broken(

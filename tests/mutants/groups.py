@@ -327,8 +327,8 @@ MUTANTS = (
     Mutant(
         name="groups: SIGTERM of one rank is not passed on",
         file="ps_worker/group/step_header.py",
-        text='        self._ending.heard(any(one.get("ends") for one in said))\n',
-        fault='        self._ending.heard(bool(mine["ends"]))\n',
+        text='        self.ends = any(one.get("ends") for one in said)\n',
+        fault='        self.ends = bool(mine["ends"])\n',
         tests=(f"{REDUCE}::test_one_rank_that_is_to_end_ends_all_at_the_same_step",),
     ),
     Mutant(
@@ -641,6 +641,13 @@ MUTANTS = (
         text="        if place is None or place[1] != threading.get_ident():\n",
         fault="        if place is None:\n",
         tests=(f"{CHANNEL}::test_another_thread_than_the_scripts_compares_nothing",),
+    ),
+    Mutant(
+        name="groups: a rank that has heard with another table that all are to end does so at once",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        if self._header.ends:\n",
+        fault="        if self._header.ends or self._ending.asked():\n",
+        tests=(f"{REDUCE}::test_what_was_heard_with_another_table_ends_no_rank_at_a_step_of_this_one",),
     ),
     Mutant(
         name="groups: a second table's place takes that of the first before it is compared",
