@@ -594,8 +594,8 @@ MUTANTS = (
     Mutant(
         name="beside: a bucket of a step that was broken off leaves with the next step",
         file="ps_worker/group/beside.py",
-        text="                self._calls.clear()\n",
-        fault="                pass\n",
+        text="            self._calls.clear()\n",
+        fault="            pass\n",
         tests=(f"{BESIDE}::test_a_call_whose_turn_has_not_come_is_forgotten_at_the_end_of_a_step",),
     ),
     Mutant(
@@ -648,6 +648,20 @@ MUTANTS = (
         text="        if self._header.ends:\n",
         fault="        if self._header.ends or self._ending.asked():\n",
         tests=(f"{REDUCE}::test_what_was_heard_with_another_table_ends_no_rank_at_a_step_of_this_one",),
+    ),
+    Mutant(
+        name="beside: a call is put before there is a thread for it",
+        file="ps_worker/group/beside.py",
+        text="            self._check()\n            if self._thread is None:",
+        fault="            self._check()\n            self._calls[turn] = call\n            if self._thread is None:",
+        tests=(f"{BESIDE}::test_a_call_is_not_waited_for_whose_thread_was_never_started",),
+    ),
+    Mutant(
+        name="beside: who looks holds the lock that ends the group",
+        file="ps_worker/group/beside.py",
+        text="                while not self._end_step():\n                    self._look()\n",
+        fault="                while not self._end_step():\n                    with self._changed:\n                        self._look()\n",
+        tests=(f"{BESIDE}::test_who_looks_while_it_waits_holds_no_lock_that_others_need",),
     ),
     Mutant(
         name="groups: a second table's place takes that of the first before it is compared",
