@@ -15,6 +15,27 @@ LATER = f"{CAPTURE}::test_all_stages_capture_at_one_step_though_they_hear_of_a_c
 
 MUTANTS = (
     Mutant(
+        name="rank 0 gets a buffer for which it has no room",
+        file="ps_worker/pipeline/pipeline.py",
+        text="                self._check_kind(index)\n",
+        fault="",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="a stage whose end no gradient comes back over is trained",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        self._check_untrained()\n",
+        fault="",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="stages with buffers of other sizes are taken for alike",
+        file="ps_worker/pipeline/pipeline.py",
+        text='            "the buffers of the model": [\n',
+        fault='            "the buffers of the model": [] and [\n',
+        tests=(CUT,),
+    ),
+    Mutant(
         name="of stages with other models the checksums are said, and no parameter",
         file="ps_worker/pipeline/pipeline.py",
         text="                if what in lists:  #",
