@@ -254,7 +254,8 @@ class MemberStreams:
                 runner.heard(member)
                 spec = None
                 if message.WhichOneof("kind") == "make_table":  # it takes as long as there are parameters
-                    spec = await asyncio.to_thread(_table_of, message.make_table, runner.job.specs)
+                    made = message.make_table
+                    spec = await self._fleet.beside.run(runner.job.name, _table_of, made, runner.job.specs)
                     if not member.present or self._closed:
                         continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
