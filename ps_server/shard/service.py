@@ -9,6 +9,7 @@ import grpc.aio
 
 from ps_server.lanes import Lanes
 from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc import reply_size
 from ps_server.shard.job import ShardJob
 from ps_server.shard.partition.totals import Totals
 from ps_server.shard.shard import Shard
@@ -127,6 +128,13 @@ class ShardService(rpc.ShardServicer):
         """The figures of this shard now, for status."""
         jobs = self._shard.jobs()
         traffic = self._shard.traffic.figures().values()
+        tables = [
+            _table_figures(job, table)
+            for job in jobs
+            if gatekeeper.sees(job.name)
+            for table in tuple(job.tables.values())
+        ]
+        reply_size.cut(tables)
         return pb.TablesReply(
             shard=self._shard.index,
             memory_bytes=sum(job.memory_bytes for job in jobs if gatekeeper.sees(job.name)),
@@ -134,12 +142,7 @@ class ShardService(rpc.ShardServicer):
             refused_frames=self._shard.refused_frames,
             connections=sum(it.connections for it in traffic),
             queued_bytes=sum(it.queued_bytes for it in traffic),
-            tables=[
-                _table_figures(job, table)
-                for job in jobs
-                if gatekeeper.sees(job.name)
-                for table in tuple(job.tables.values())
-            ],
+            tables=tables,
             events=[
                 pb.JobEvents(job=job.name, counts=job.events) for job in jobs if gatekeeper.sees(job.name)
             ],

@@ -15,6 +15,8 @@ TABLE = "tests/unit/ps_server/shard/table/test_table.py"
 LANES = "tests/unit/ps_server/test_lanes.py"
 BESIDE = "tests/unit/ps_server/coordinator/test_beside.py"
 CALLS = "tests/unit/ps_server/coordinator/test_refused_calls.py"
+SAID = "tests/unit/ps_server/coordinator/test_said.py"
+MAILBOX = "tests/unit/ps_server/coordinator/jobs/test_mailbox.py"
 PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
 
 MUTANTS = (
@@ -249,5 +251,86 @@ MUTANTS = (
         text="        self.complaints.say(\n",
         fault="        Complaints().say(\n",
         tests=(f"{CALLS}::test_tables_that_do_not_fit",),
+    ),
+    Mutant(
+        name="said: steps of tables that no job has",
+        file="ps_server/coordinator/said.py",
+        text="if len(said) > MAX_TABLES or max(said, default=0) >= MAX_TABLES:",
+        fault="if len(said) > MAX_TABLES:",
+        tests=(SAID,),
+    ),
+    Mutant(
+        name="said: where somebody leaves is kept as it comes",
+        file="ps_server/coordinator/member_streams.py",
+        text="steps_by_table(message.leave.clocks), torn=torn",
+        fault="dict(message.leave.clocks), torn=torn",
+        tests=(SAID,),
+    ),
+    Mutant(
+        name="said: any message may be as large as a table",
+        file="ps_server/coordinator/member_streams.py",
+        text="                    check_size(message)\n",
+        fault="                    pass\n",
+        tests=(SAID,),
+    ),
+    Mutant(
+        name="said: requests of readers wait, however large",
+        file="ps_server/coordinator/readers.py",
+        text="                check_size(message)\n",
+        fault="",
+        tests=(SAID,),
+    ),
+    Mutant(
+        name="mailbox: what is never heard is kept for ever",
+        file="ps_server/coordinator/jobs/mailbox.py",
+        text="        if len(self._kept) >= MAX_UNHEARD:\n",
+        fault="        if False:\n",
+        tests=(
+            f"{MAILBOX}::test_one_that_never_says_what_it_has_heard_is_refused_and_nothing_more_is_kept_for_it",
+        ),
+    ),
+    Mutant(
+        name="mailbox: more is kept behind the last word",
+        file="ps_server/coordinator/jobs/mailbox.py",
+        text="        if self._deaf:\n            return\n",
+        fault="",
+        tests=(
+            f"{MAILBOX}::test_one_that_never_says_what_it_has_heard_is_refused_and_nothing_more_is_kept_for_it",
+        ),
+    ),
+    Mutant(
+        name="mailbox: who does not read is asked again and again",
+        file="ps_server/coordinator/jobs/mailbox.py",
+        text=" and self._stream.qsize() < MAX_UNHEARD:",
+        fault=":",
+        tests=(f"{MAILBOX}::test_who_does_not_read_its_stream_is_not_asked_for_ever",),
+    ),
+    Mutant(
+        name="status: of all jobs where one is too large the workers are left out",
+        file="ps_server/rpc/reply_size.py",
+        text="while (size := entry.ByteSize()) > share and (count",
+        fault="while (size := entry.ByteSize()) > 0 and (count",
+        tests=("tests/unit/ps_server/rpc/test_reply_size.py",),
+    ),
+    Mutant(
+        name="status: that of a job of many workers is not cut",
+        file="ps_server/coordinator/service.py",
+        text="        reply_size.cut(jobs)\n",
+        fault="",
+        tests=("tests/unit/ps_server/rpc/test_reply_size.py",),
+    ),
+    Mutant(
+        name="tables: figures of those of a job of many workers are not cut",
+        file="ps_server/shard/service.py",
+        text="        reply_size.cut(tables)\n",
+        fault="",
+        tests=("tests/unit/ps_server/rpc/test_reply_size.py",),
+    ),
+    Mutant(
+        name="epochs: answers of who has gone are kept for ever",
+        file="ps_server/coordinator/epochs/epoch_book.py",
+        text="            del self._answers[key]\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),
     ),
 )

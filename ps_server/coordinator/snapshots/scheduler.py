@@ -83,10 +83,10 @@ class SnapshotScheduler:
 
     # -- what members say, and what becomes of them ----------------------------------------------------
 
-    def ready(self, job: str, member: Member, message: pb.CutReady) -> None:
+    def ready(self, job: str, member: Member, number: int, steps: Mapping[int, int]) -> None:
         """See `SnapshotAttempt.ready`."""
         if job in self._attempts:
-            self._attempts[job].ready(member, message)
+            self._attempts[job].ready(member, number, steps)
 
     def captured(self, job: str, member: Member, message: pb.CutCaptured) -> None:
         """See `SnapshotAttempt.captured`."""
