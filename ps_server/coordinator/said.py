@@ -1,4 +1,4 @@
-"""What workers and readers say over their streams, bounded where it comes in: it is kept, and passed on."""
+"""Bounds of what workers and readers say over their streams, where it comes in: it is kept, and passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reply says of workers, cut to what a message may have: no job keeps people from all others."""
+"""Replies about all workers, cut to what a message may have: no job keeps people from all others."""
 
 from __future__ import annotations
 

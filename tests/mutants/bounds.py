@@ -333,4 +333,11 @@ MUTANTS = (
         fault="            pass\n",
         tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),
     ),
+    Mutant(
+        name="shared memory: places of all ranks' gradients are kept, however many",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            if len(self.own) + len(self.ranks) * len(self.of_ranks) < MAX_PLACES:\n",
+        fault="            if True:\n",
+        tests=("tests/unit/ps_server/shard/transport/test_shared_regions.py",),
+    ),
 )
