@@ -22,6 +22,10 @@ class Entry(Protocol):
         """Of the message."""
         ...
 
+    def ClearField(self, name: Any) -> None:  # noqa: N802
+        """Empties it."""
+        ...
+
 
 def cut(entries: Sequence[Entry]) -> None:
     """Leaves the last workers out of those entries that are over an equal share, where all are too large."""
@@ -30,4 +34,6 @@ def cut(entries: Sequence[Entry]) -> None:
     share = MAX_ENTRIES_BYTES // len(entries)
     for entry in entries:
         while (size := entry.ByteSize()) > share and (count := len(entry.workers)):
-            del entry.workers[count * share // size :]
+            first = list(entry.workers[: count * share // size])
+            entry.ClearField("workers")
+            entry.workers.extend(first)
