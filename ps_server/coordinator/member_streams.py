@@ -22,7 +22,7 @@ from ps_server.coordinator.late_joins import LateJoins
 from ps_server.coordinator.lease_watch import LeaseWatch
 from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.recovery import Recovery
-from ps_server.coordinator.said import check_size, steps_by_table
+from ps_server.coordinator.said import check_counts, check_size, steps_by_table
 from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.events import Event
 from ps_server.log import logger
@@ -258,6 +258,7 @@ class MemberStreams:
                     check_size(message)
                 else:  # it takes as long as there are parameters
                     made = message.make_table
+                    check_counts(made.table)
                     spec = await self._fleet.beside.run(runner.job.name, _table_of, made, runner.job.specs)
                     if not member.present or self._closed:
                         continue

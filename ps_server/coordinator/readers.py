@@ -20,7 +20,6 @@ from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.jobs.phase import JobState
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
-from ps_server.coordinator.said import check_size
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import (
@@ -161,7 +160,6 @@ class _Reader:
     async def _read(self, messages: AsyncIterator[pb.ReadRequest]) -> None:
         try:
             async for message in messages:
-                check_size(message)
                 await self._inbox.put(message)
         except (grpc.aio.AioRpcError, FrameMalformed, FrameTooLarge) as error:
             logger.debug("a reader's stream broke: %s", error)

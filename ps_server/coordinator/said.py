@@ -1,4 +1,4 @@
-"""Bounds of what workers and readers say over their streams, where it comes in: it is kept, and passed on."""
+"""Bounds of what workers say over their streams, where it comes in: it is kept, and passed on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from google.protobuf.message import Message
 
-from ps_wire.errors import FrameMalformed, FrameTooLarge
+from ps_wire.errors import FrameMalformed, FrameTooLarge, UsageError
 from ps_wire.snapshot.json_fields import MAX_COUNT
-from ps_wire.spec.table import MAX_TABLES
+from ps_wire.spec.table import MAX_PARAMETERS, MAX_TABLES, check_count
+from ps_wire.v1 import spec_pb2
 
+MAX_PAIRS = 1 << 20  # hyper-parameters of a table, over its param-groups
 MAX_SAID_BYTES = 1 << 20  # of a message, but for a table: metrics that are left out are read before that
 
 
@@ -36,3 +38,21 @@ def steps_by_table(said: Mapping[int, int]) -> dict[int, int]:
     if max(said.values(), default=0) > MAX_COUNT:
         raise FrameMalformed(f"a worker says that it is at step {max(said.values())}: at most {MAX_COUNT}")
     return dict(said)
+
+
+def check_counts(table: spec_pb2.Table) -> None:
+    """Refuses a table with more of anything than one may have, before it waits to be read.
+
+    An entry of two bytes takes eighty in memory: a message that has nothing else takes 670 MB.
+
+    Raises:
+        ParameterUnsupported, UsageError: it has.
+    """
+    check_count(table.number, len(table.parameters))
+    groups = table.optimizer.hyperparameters.groups
+    pairs = sum(len(group.hyperparameters) for group in groups[:MAX_PARAMETERS])
+    if max(len(groups), len(table.stages)) > MAX_PARAMETERS or pairs > MAX_PAIRS:
+        raise UsageError(
+            f"table {table.number} has {len(groups)} param-groups with {pairs} hyper-parameters, and stages "
+            f"of {len(table.stages)} parameters: at most {MAX_PARAMETERS}, {MAX_PAIRS} and {MAX_PARAMETERS}"
+        )

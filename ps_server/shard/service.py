@@ -16,11 +16,13 @@ from ps_server.shard.shard import Shard
 from ps_server.shard.state import optimizer_state
 from ps_server.shard.state.snapshots import Arriving
 from ps_server.shard.table.table import ShardTable
-from ps_wire.errors import ServerNotReady
+from ps_wire.errors import PayloadMismatch, ServerNotReady
 from ps_wire.frames.frame import FIRST_READER, PROTOCOL
 from ps_wire.snapshot.manifest import MANIFEST
 from ps_wire.v1 import shard_pb2 as pb
 from ps_wire.v1 import shard_pb2_grpc as rpc
+
+MAX_TENSORS = 1 << 19  # of a message with optimizer state: eight for each parameter that a table may have
 
 
 class ShardService(rpc.ShardServicer):
@@ -81,6 +83,8 @@ class ShardService(rpc.ShardServicer):
         async for message in request_iterator:
             if loading is None:
                 loading, job = optimizer_state.Loading(self._table(message.key, writes=True)), message.key.job
+            if len(message.tensors) > MAX_TENSORS:  # each takes two bytes as it comes, and eighty here
+                raise PayloadMismatch(f"a message has {len(message.tensors)} tensors, at most {MAX_TENSORS}")
             await self._beside.run(job, loading.receive, message)
         if loading is not None:  # else a shard without partitions of the table
             loading.end()

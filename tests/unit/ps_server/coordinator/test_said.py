@@ -8,12 +8,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.said import MAX_SAID_BYTES, check_size, steps_by_table
+from ps_server.coordinator.said import (
+    MAX_PAIRS,
+    MAX_SAID_BYTES,
+    check_counts,
+    check_size,
+    steps_by_table,
+)
 from ps_server.shard.shard import Shard
-from ps_wire.errors import FrameMalformed, FrameTooLarge
+from ps_wire.errors import FrameMalformed, FrameTooLarge, ParameterUnsupported, UsageError
 from ps_wire.frames.frame import PROTOCOL
 from ps_wire.snapshot.json_fields import MAX_COUNT
-from ps_wire.spec.table import MAX_TABLES
+from ps_wire.spec.table import MAX_PARAMETERS, MAX_TABLES
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.fleets import fleet_of
@@ -51,6 +57,11 @@ NOWHERE = {MAX_TABLES: 1}
 )
 async def test_a_worker_that_says_more_is_refused(said: dict[str, object], error: str) -> None:
     """Megabytes of it would be kept of each worker, or passed on to each of the others."""
+    assert (await _refused(said)).error == error
+
+
+async def _refused(said: dict[str, object]) -> pb.Refused:
+    """The last word to a worker that says this."""
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
     coordinator = Coordinator(fleet_of(shard, asyncio.get_running_loop()))
 
@@ -61,20 +72,34 @@ async def test_a_worker_that_says_more_is_refused(said: dict[str, object], error
 
     async with asyncio.timeout(LIMIT_S):
         replies = [reply async for reply in coordinator.service.Member(worker(), None)]  # type: ignore[arg-type]
-    assert replies[-1].refused.error == error
     coordinator.stop()
+    return replies[-1].refused
 
 
-async def test_a_reader_that_says_more_is_heard_no_more() -> None:
-    """Four of its messages may wait, of each reader."""
-    shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-    coordinator = Coordinator(fleet_of(shard, asyncio.get_running_loop()))
+MANY = MAX_PARAMETERS + 1
+GROUPS = spec_pb2.Hyperparameters(groups=[spec_pb2.Group()] * MANY)
+PAIRS = spec_pb2.Group(hyperparameters=[spec_pb2.Hyperparameter()] * MAX_PAIRS)
 
-    async def reader() -> AsyncIterator[pb.ReadRequest]:
-        yield pb.ReadRequest(join=pb.ReadJoin(protocol=PROTOCOL, job="a", host="x" * (MAX_SAID_BYTES + 1)))
-        await asyncio.Event().wait()
 
-    async with asyncio.timeout(LIMIT_S):
-        replies = [reply async for reply in coordinator.service.Read(reader(), None)]  # type: ignore[arg-type]
-    assert [reply.refused.message for reply in replies] == ["a reader's stream starts with a join"]
-    coordinator.stop()
+@pytest.mark.parametrize(
+    "table",
+    [
+        spec_pb2.Table(parameters=[spec_pb2.Parameter()] * MANY),
+        spec_pb2.Table(stages=[0] * MANY),
+        spec_pb2.Table(optimizer=spec_pb2.Optimizer(hyperparameters=GROUPS)),
+        spec_pb2.Table(
+            optimizer=spec_pb2.Optimizer(
+                hyperparameters=spec_pb2.Hyperparameters(groups=[PAIRS, spec_pb2.Group(hyperparameters=[{}])])
+            )
+        ),
+    ],
+    ids=["parameters", "stages", "groups", "hyperparameters"],
+)
+async def test_a_table_with_too_many_of_anything_does_not_wait_to_be_read(table: spec_pb2.Table) -> None:
+    """One of each of a job's workers may wait."""
+    with pytest.raises((ParameterUnsupported, UsageError)):
+        check_counts(table)
+    assert (await _refused({"make_table": pb.MakeTable(table=table)})).error in (
+        "ParameterUnsupported",
+        "UsageError",
+    )

@@ -16,9 +16,12 @@ from ps_server.shard import service as service_module
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import Shard
 from ps_server.shard.state import snapshots
+from ps_wire.errors import PayloadMismatch
 from ps_wire.snapshot.manifest import MANIFEST
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import shard_pb2 as pb
+from tests.unit.ps_server.desk import table
+from tests.unit.ps_server.shard.admitted import shard_with
 from tests.until import LIMIT_S
 
 THREADS = 2  # of the loop
@@ -76,3 +79,22 @@ async def _file(number: int, name: str, job: str = "a") -> AsyncIterator[pb.Snap
     of_file = pb.SnapshotFile(job=job, snapshot=f"{number:08}-aaaaaaaa", name=name, sha256=digest)
     yield pb.SnapshotChunk(file=of_file)
     yield pb.SnapshotChunk(data=b"x")
+
+
+async def test_a_message_of_optimizer_state_with_too_many_tensors_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes two bytes on its way, and eighty here."""
+    monkeypatch.setattr(service_module, "MAX_TENSORS", 3)
+    shard = shard_with()
+    shard.open_table("j", table())
+    key = pb.TableKey(job="j", worker=0, incarnation=1)
+
+    async def load(count: int) -> AsyncIterator[pb.PartitionState]:
+        yield pb.PartitionState(key=key, tensors=[pb.StateTensor(name="x")] * count)
+
+    service = ShardService(shard, carriers=())
+    with pytest.raises(PayloadMismatch, match="a message has 4 tensors, at most 3"):
+        await service.LoadState(load(4), CONTEXT)
+    with pytest.raises(PayloadMismatch, match="the state has no 'x'"):
+        await service.LoadState(load(3), CONTEXT)
