@@ -160,7 +160,7 @@ def shapes_of(
 def _pass_through(
     stages: Sequence[nn.Module], example: Sequence[torch.Tensor], device: str
 ) -> list[tuple[torch.Tensor, ...]]:
-    """What comes to each stage, and from the last."""
+    """The inputs of each stage, and the outputs of the last, on that device."""
     args = tuple(_without_values(it, device) for it in example)
     shapes = [args]
     for number, stage in enumerate(stages):
