@@ -116,6 +116,13 @@ class Pipeline:
         own_parameters.move([parts[stage] for stage in self.stages], self._device)
         self._buffers = self._owned_buffers(parts, rank_of)
         self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # buffers, to rank 0, and which version
+        self._kinds = [_described(self._buffer(index)) for index in range(len(self._buffers))]
+        # Where nothing is to be trained up to the end of a stage, torch's schedule brings no gradient back.
+        self._untrained = [
+            stage
+            for stage in self.stages[: -1 if self._rank == self._last else None]
+            if not any(it.requires_grad for it in (*shapes[stage + 1], *parts[stage].parameters()))
+        ]
         assert group.stages is not None, "the group is no pipeline"
         self._wires = group.stages
         self._sending: list[torch.distributed.Work] = []  # beside what the schedule sends
@@ -207,6 +214,7 @@ class Pipeline:
             raise
 
     def _step(self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn) -> torch.Tensor:
+        self._check_untrained()
         every = [it for module in self.modules for it in module.parameters()]
         parameters = [it for it in dict.fromkeys(every) if it.requires_grad]
         before = [None if it.grad is None or _is_zero(it.grad) else it.grad for it in parameters]
@@ -328,6 +336,7 @@ class Pipeline:
             self._send(changed, 0)
         for index, there in zip(mine, changed.tolist(), strict=True):
             if there:
+                self._check_kind(index)
                 self._send(_flat(self._buffer(index)).clone(), 0)
 
     def _has_changed(self, index: int) -> bool:
@@ -364,6 +373,9 @@ class Pipeline:
         lists: dict[str, Sequence[str]] = {
             "the parameters of the model": [
                 f"{name} {_described(it)}" for name, it in self.model.named_parameters(remove_duplicate=False)
+            ],
+            "the buffers of the model": [
+                f"{name} {_described(it)}" for name, it in self.model.named_buffers()
             ],
             "the blocks of the model": blocks.names,
         }
@@ -423,6 +435,28 @@ class Pipeline:
                     "go; make a new model, or cut this one as it was",
                     rank=rank,
                 )
+
+    def _check_kind(self, index: int) -> None:
+        """Refuses a buffer that rank 0 has no room for."""
+        now = _described(self._buffer(index))
+        if now != self._kinds[index]:
+            raise PipelineError(
+                f"buffer {self._buffers[index][1]!r} was {self._kinds[index]} when the pipeline was made, "
+                f"and is {now} now: a buffer of a stage keeps its shape and dtype"
+            )
+
+    def _check_untrained(self) -> None:
+        """Refuses to train what no gradient comes back to."""
+        for stage in self._untrained:
+            module = self.modules[self.stages.index(stage)].inner
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    raise PipelineError(
+                        f"parameter {name!r} is to be trained, and when the pipeline was made nothing was up "
+                        f"to the end of its stage {stage}, so no gradient comes back there: freeze it behind "
+                        "worker.pipeline(), not before",
+                        parameter=name,
+                    )
 
     def _checked(self, batch: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """The inputs and the target of a batch."""

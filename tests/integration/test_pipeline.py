@@ -265,9 +265,20 @@ with ps.connect() as worker:
                 torch.testing.assert_close(it, whole[name], rtol=1e-4, atol=1e-5)
         tied = sorted(pipe.state_dict().keys() & {"embedding.weight", "head.weight"})
         print("close", schedule, tied, flush=True)
+    grows = Counting()
+    model, y = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), grows), torch.ones(4, 4)
+    model[0].requires_grad_(False)
+    pipe = worker.pipeline(model, microbatches=2, example=y, cuts=["1"])
+    grow = lambda: grows.register_buffer("calls", torch.ones(9))
+    for change in (lambda: None, grow, model.requires_grad_):
+        change()
+        try:
+            pipe.step(y, y, loss_fn=torch.nn.functional.mse_loss)
+        except ps.PsError as error:
+            print("refused", error, flush=True)
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            pipe.evaluate(x, target, loss_fn=loss_of)
+            pipe.evaluate(y, y, loss_fn=torch.nn.functional.mse_loss)
     except ps.PsError as error:
         print("refused", error, flush=True)
 """
@@ -279,7 +290,8 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     """The embedding is on one process, the head on the other; activations are computed again.
 
     Under the schedule in the form of a V both are on the first. Evaluation goes through all stages, and rank
-    0 has the buffers of the other one. A GradScaler is refused.
+    0 has the buffers of the other one. A GradScaler is refused, and so are a buffer that grows, and
+    parameters that are to be trained where torch's schedule brings no gradient back.
     """
     script = tmp_path / "tied.py"
     script.write_text(TIED)
@@ -287,6 +299,11 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     (group,) = start_stages(spawn, cluster, str(script), *rows, workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     assert all("refused a GradScaler is not built for pipelines" in stage.text for stage in group)
+    assert (
+        "refused buffer '2.calls' was float32[] when the pipeline was made, and is float32[9]"
+        in group[1].text
+    )
+    assert "refused parameter '0.weight' is to be trained, and when" in group[0].text
     assert all("refused worker.pipeline() was called under no autocast" in stage.text for stage in group)
     tied = ["embedding.weight", "head.weight"]
     for schedule, theirs in (("interleaved1f1b", tied), ("zero-bubble", tied), ("zero-bubble-v", [])):

@@ -81,6 +81,27 @@ MUTANTS = (
         tests=(AGAIN,),
     ),
     Mutant(
+        name="rank 0 gets a buffer for which it has no room",
+        file="ps_worker/pipeline/pipeline.py",
+        text="                self._check_kind(index)\n",
+        fault="",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="a stage whose end no gradient comes back over is trained",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        self._check_untrained()\n",
+        fault="",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="stages with buffers of other sizes are taken for alike",
+        file="ps_worker/pipeline/pipeline.py",
+        text='            "the buffers of the model": [\n',
+        fault='            "the buffers of the model": [] and [\n',
+        tests=(CUT,),
+    ),
+    Mutant(
         name="of stages with other models the checksums are said, and no parameter",
         file="ps_worker/pipeline/pipeline.py",
         text="                if what in lists:  #",
@@ -171,8 +192,8 @@ MUTANTS = (
     Mutant(
         name="a stage waits for the schedules of all others before it pushes",
         file="ps_worker/group/stage_traffic.py",
-        text="            if self._together:\n",
-        fault="            if True:\n",
+        text="        if step != self._step:\n",
+        fault="        if step != self._step:\n            self._channel.share('a step')\n",
         tests=(TRAFFIC,),
     ),
     Mutant(
@@ -180,13 +201,6 @@ MUTANTS = (
         file="ps_worker/group/stage_traffic.py",
         text="if step and not self._at_once:",
         fault="if not self._partitions:",
-        tests=(TRAFFIC,),
-    ),
-    Mutant(
-        name="with backup workers a step may close between the pushes of two stages",
-        file="ps_worker/group/stage_traffic.py",
-        text="consistency.aggregates and not consistency.lockstep  #",
-        fault="False  #",
         tests=(TRAFFIC,),
     ),
     Mutant(
