@@ -68,6 +68,7 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
         "stages": len(asked),
         "cuts": None,
         "schedule": "1f1b",
+        "autocast": False,
     }
     every: list[dict[str, Any]] = [{**right, **one} for one in asked]
     models = [
@@ -86,8 +87,10 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
             cut = {"stages": mine.pop("stages"), "names": mine.pop("cuts"), "by": "parameters"}
             cuts = cuts_of(blocks[rank], place, model, example=example, **cut, **shared)  # type: ignore[arg-type]
             asked = {"asked_stages": cut["stages"], "asked_cuts": cut["names"]}
+            half = mine.pop("autocast")
             options = {"checkpoint": "never", "example": example, **asked, **shared, **mine}
-            return Pipeline(model, blocks[rank], place, cuts=cuts, **options)  # type: ignore[arg-type]
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                return Pipeline(model, blocks[rank], place, cuts=cuts, **options)  # type: ignore[arg-type]
 
         return group.run(make)
 
@@ -157,6 +160,7 @@ def test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused(
         ({"checkpoint": "always"}, "checkpoint"),
         ({"microbatches": 2}, "microbatches"),
         ({"batch": 16}, "example"),
+        ({"autocast": True}, "autocast"),
     ],
 )
 def test_stages_that_differ_are_named_with_their_hosts_on_all_of_them(
