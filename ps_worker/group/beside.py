@@ -16,7 +16,8 @@ from collections.abc import Callable
 from ps_wire.errors import PsError
 from ps_wire.process import trace, watched
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import LOOK_S, Channel
+from ps_worker.group.channel import Channel
+from ps_worker.group.lines import LOOK_S
 from ps_worker.process.waiting import waits
 
 logger = logging.getLogger("ps_worker")
@@ -33,7 +34,7 @@ class Beside:
         Args:
             channel: over which calls talk to other ranks.
             abort: that ends all waits.
-            look: called now and then by who waits; may raise `PsError`.
+            look: called now and then by who waits, who holds no lock then; may raise `PsError`.
         """
         self._look = look
         self._channel = channel
@@ -64,10 +65,11 @@ class Beside:
         """
         with self._changed:
             self._check()
+            if self._thread is None:  # first: a call that Ctrl-C has left without one would be waited for
+                thread = watched.thread("ps-reduce", self._work, log=logger, failed=self._failed)
+                thread.start()
+                self._thread = thread
             self._calls[turn] = call
-            if self._thread is None:
-                self._thread = watched.thread("ps-reduce", self._work, log=logger, failed=self._failed)
-                self._thread.start()
             self._changed.notify_all()
 
     @waits("the other ranks of its group")
@@ -78,15 +80,9 @@ class Beside:
             PsError: one has.
         """
         try:
-            with trace.span("wait for ranks"), self._changed:
-                while not self._changed.wait_for(lambda: self._over or self._abort.error is not None, LOOK_S):
+            with trace.span("wait for ranks"):
+                while not self._end_step():
                     self._look()
-                self._calls.clear()
-                self._turn = 0
-                try:
-                    self._check()
-                finally:
-                    self._error = None
         except PsError:
             raise
         except BaseException:  # Ctrl-C, or SIGTERM for the second time: its calls go on without it
@@ -103,6 +99,19 @@ class Beside:
             self._thread.join(CLOSE_LIMIT_S)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _end_step(self) -> bool:
+        """Waits for a while; False: calls are not over."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._over or self._abort.error is not None, LOOK_S):
+                return False
+            self._calls.clear()
+            self._turn = 0
+            try:
+                self._check()
+            finally:
+                self._error = None
+            return True
 
     @property
     def _over(self) -> bool:

@@ -403,7 +403,7 @@ class GradientReduce:
             self._collectives.gather(weights())
         else:
             self._send(weights(), self._arrived.mapped(said))
-        if self._ending.decided:
+        if self._header.ends:
             self._ending.agree()
         return Versions(newest=versions, clock=step, spread=spread_of(versions))
 

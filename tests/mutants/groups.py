@@ -327,8 +327,8 @@ MUTANTS = (
     Mutant(
         name="groups: SIGTERM of one rank is not passed on",
         file="ps_worker/group/step_header.py",
-        text='        self._ending.heard(any(one.get("ends") for one in said))\n',
-        fault='        self._ending.heard(bool(mine["ends"]))\n',
+        text='        self.ends = any(one.get("ends") for one in said)\n',
+        fault='        self.ends = bool(mine["ends"])\n',
         tests=(f"{REDUCE}::test_one_rank_that_is_to_end_ends_all_at_the_same_step",),
     ),
     Mutant(
@@ -594,8 +594,8 @@ MUTANTS = (
     Mutant(
         name="beside: a bucket of a step that was broken off leaves with the next step",
         file="ps_worker/group/beside.py",
-        text="                self._calls.clear()\n",
-        fault="                pass\n",
+        text="            self._calls.clear()\n",
+        fault="            pass\n",
         tests=(f"{BESIDE}::test_a_call_whose_turn_has_not_come_is_forgotten_at_the_end_of_a_step",),
     ),
     Mutant(
@@ -638,9 +638,69 @@ MUTANTS = (
     Mutant(
         name="beside: the thread beside compares what its script may be reading",
         file="ps_worker/group/channel.py",
-        text="        if self._place is None or self._place[1] != threading.get_ident():\n",
-        fault="        if self._place is None:\n",
+        text="        if place is None or place[1] != threading.get_ident():\n",
+        fault="        if place is None:\n",
         tests=(f"{CHANNEL}::test_another_thread_than_the_scripts_compares_nothing",),
+    ),
+    Mutant(
+        name="groups: a rank that has heard with another table that all are to end does so at once",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        if self._header.ends:\n",
+        fault="        if self._header.ends or self._ending.asked():\n",
+        tests=(f"{REDUCE}::test_what_was_heard_with_another_table_ends_no_rank_at_a_step_of_this_one",),
+    ),
+    Mutant(
+        name="beside: a call is put before there is a thread for it",
+        file="ps_worker/group/beside.py",
+        text="            self._check()\n            if self._thread is None:",
+        fault="            self._check()\n            self._calls[turn] = call\n            if self._thread is None:",
+        tests=(f"{BESIDE}::test_a_call_is_not_waited_for_whose_thread_was_never_started",),
+    ),
+    Mutant(
+        name="beside: who looks holds the lock that ends the group",
+        file="ps_worker/group/beside.py",
+        text="                while not self._end_step():\n                    self._look()\n",
+        fault="                while not self._end_step():\n                    with self._changed:\n                        self._look()\n",
+        tests=(f"{BESIDE}::test_who_looks_while_it_waits_holds_no_lock_that_others_need",),
+    ),
+    Mutant(
+        name="groups: who waits for the lines of a rank that was killed does not look",
+        file="ps_worker/group/lines.py",
+        text="    while True:\n        look()\n",
+        fault="    while True:\n",
+        tests=(
+            f"{UNIT}/test_lines.py::test_who_waits_for_a_rank_that_does_not_come_is_freed_with_its_group",
+        ),
+    ),
+    Mutant(
+        name="groups: who waits for the store's secret does not look",
+        file="ps_worker/group/lines.py",
+        text="    while not store.check([key]):\n        look()\n",
+        fault="    while not store.check([key]):\n",
+        tests=(
+            f"{UNIT}/test_lines.py::test_who_waits_for_a_rank_that_does_not_come_is_freed_with_its_group",
+        ),
+    ),
+    Mutant(
+        name="groups: a second table's place takes that of the first before it is compared",
+        file="ps_worker/group/channel.py",
+        text="        self._leave_place()\n        self._place = ",
+        fault="        self._place = ",
+        tests=(f"{CHANNEL}::test_scripts_that_stand_at_one_place_after_the_other_compare_each",),
+    ),
+    Mutant(
+        name="groups: half a message that was interrupted is followed by others",
+        file="ps_worker/group/channel.py",
+        text="            self._interrupted()\n            raise\n",
+        fault="            raise\n",
+        tests=(f"{CHANNEL}::test_a_script_that_is_interrupted_while_it_speaks_or_looks_ends_the_group",),
+    ),
+    Mutant(
+        name="groups: a rank that ends with an error waits for the others with what has left of its step",
+        file="ps_worker/steps.py",
+        text="            self._group.end_with(reason)  # first",
+        fault="            pass  # first",
+        tests=(f"{GROUPS}::test_calls_of_torch_distributed_reach_the_ranks_of_the_group",),
     ),
     Mutant(
         name="beside: a bucket comes with the one behind it",
