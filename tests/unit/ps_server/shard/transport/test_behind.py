@@ -99,6 +99,7 @@ def test_no_more_frames_are_kept_than_are_looked_at():
 
 def test_descriptors_of_what_is_not_taken_are_closed():
     reading, writing = os.pipe()
+    os.set_blocking(reading, False)
     behind = Behind(Peer(Frame(kind=Kind.SHARE, descriptors=(writing,))))
     behind.asking(push(0))
     behind.close()

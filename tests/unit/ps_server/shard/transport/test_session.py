@@ -548,6 +548,7 @@ class Asked(Lent):
                 frame = behind.next()
         finally:
             trace.install(None)
+        self.names = spans.names
         return [name for name in spans.names if name in ("step and copy weights", "copy weights")]
 
     def told(self):
@@ -667,6 +668,8 @@ def test_under_bsp_what_asks_comes_behind_all_pushes():
     """So that steps are complete as early as they can be."""
     it = Closed()
     assert it.step(0, 1, 2) == []
+    taken = [name for name in it.names if name in ("stage", "take a pull")]
+    assert taken == ["stage"] * 3 + ["take a pull"] * 3
     assert it.others_push() == (-it.values / 2).tolist()
     assert it.told() == {0: 1, 1: 1, 2: 1}
     assert np.array_equal(it.weights, -it.values / 2)
