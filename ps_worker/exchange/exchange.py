@@ -170,6 +170,11 @@ class Exchange:
         return self._ranks is not None and self._ranks.sums
 
     @property
+    def gives_back(self) -> bool:
+        """Whether gradient memory is given back before the weights of its step are here."""
+        return not self._push_flags & wire.PULLS
+
+    @property
     def leaves_early(self) -> bool:
         """Whether buckets may be pushed while backward is running: ranks that they wait for need a thread."""
         return self._ranks is None or self._ranks.beside is not None

@@ -108,6 +108,11 @@ class Sender:
         return self._mode is Mode.OVERLAPPING and all(table.exchange.leaves_early for table in self.tables)
 
     @property
+    def gives_back(self) -> bool:
+        """Whether the script may write to gradients before the weights of the next step are here."""
+        return not self.as_views or all(table.exchange.gives_back for table in self.tables)
+
+    @property
     def left(self) -> bool:
         """Whether pushes of this step have left."""
         return any(table.left for table in self.tables)
@@ -143,6 +148,16 @@ class Sender:
         """Raises what answers have brought meanwhile, such as `Evicted`; waits for none."""
         for table in self.tables:
             table.exchange.in_flight.wait_acked(())
+
+    def wait_given_back(self) -> None:
+        """Waits until the script may write to gradients of a step that has left.
+
+        Raises:
+            PsError: an exchange has failed.
+        """
+        if self.as_views:
+            for table in self.tables:
+                table.exchange.in_flight.wait_free()
 
     def decide(self, *, scaled: bool) -> None:
         """After a watched step: overlap if nothing touched the gradients. Later: an error if so.

@@ -86,10 +86,11 @@ class StepCycle:
         if self._sender.seen:
             self.arrival.plan()
         overlaps = self._sender.overlaps and not self._sender.of_one_rank  # whose weights come to all at once
-        if overlaps and self.arrival.wanted and not self._sender.as_views:  # which a script may write to
+        if overlaps and self.arrival.wanted and self._sender.gives_back:
             self.arrival.expect()
             self._ask()
             stopping.step_ended()  # its pushes have left: they count, whatever the others do
+            self._sender.wait_given_back()
             self.arrival.begin()
             self._begin()
             self._enter(Stage.ARRIVING)
