@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ps_wire.errors import PsError
 from ps_wire.process import trace, watched
@@ -47,6 +48,12 @@ class Beside:
         self._closed = False
 
     @property
+    def idle(self) -> bool:
+        """Whether all calls are over whose turn has come; an error is no end."""
+        with self._changed:
+            return self._over and self._error is None
+
+    @property
     def used(self) -> bool:
         """Whether a call was put that `wait` has not waited for."""
         with self._changed:
@@ -77,22 +84,35 @@ class Beside:
         Raises:
             PsError: one has.
         """
-        try:
-            with trace.span("wait for ranks"), self._changed:
-                while not self._changed.wait_for(lambda: self._over or self._abort.error is not None, LOOK_S):
-                    self._look()
-                self._calls.clear()
-                self._turn = 0
-                try:
-                    self._check()
-                finally:
-                    self._error = None
-        except PsError:
-            raise
-        except BaseException:  # Ctrl-C, or SIGTERM for the second time: its calls go on without it
-            rank = self._channel.ranks.rank
-            self._channel.broken(f"rank {rank} was interrupted while it waited for the others")
-            raise
+        with self._waiting(lambda: self._over):
+            self._calls.clear()
+            self._turn = 0
+            try:
+                self._check()
+            finally:
+                self._error = None
+
+    @waits("the other ranks of its group")
+    def wait_turn(self, turn: int) -> None:
+        """Waits until the call of a turn is over, which was put; those behind it go on.
+
+        Raises:
+            PsError: one has; `wait` raises it again.
+        """
+        with self._waiting(lambda: self._turn > turn or self._error is not None):
+            self._check()
+
+    @waits("the other ranks of its group")
+    def over_within(self, limit_s: float) -> bool:
+        """Waits until all calls are over whose turn has come; whether they are before `limit_s` is over.
+
+        Raises:
+            PsError: one has; `wait` raises it again.
+        """
+        with self._changed:
+            over = self._changed.wait_for(lambda: self._over or self._abort.error is not None, limit_s)
+            self._check()
+            return over
 
     def close(self) -> None:
         """No call comes any more; waits, for a while, for one that is under way."""
@@ -103,6 +123,21 @@ class Beside:
             self._thread.join(CLOSE_LIMIT_S)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _waiting(self, over: Callable[[], bool]) -> Iterator[None]:
+        """Waits until it is over, or the group is; the block goes on under the lock."""
+        try:
+            with trace.span("wait for ranks"), self._changed:
+                while not self._changed.wait_for(lambda: over() or self._abort.error is not None, LOOK_S):
+                    self._look()
+                yield
+        except PsError:
+            raise
+        except BaseException:  # Ctrl-C, or SIGTERM for the second time: its calls go on without it
+            rank = self._channel.ranks.rank
+            self._channel.broken(f"rank {rank} was interrupted while it waited for the others")
+            raise
 
     @property
     def _over(self) -> bool:

@@ -108,9 +108,11 @@ class Sender:
         return self._mode is Mode.OVERLAPPING and all(table.exchange.leaves_early for table in self.tables)
 
     @property
-    def gives_back(self) -> bool:
-        """Whether the script may write to gradients before the weights of the next step are here."""
-        return not self.as_views or all(table.exchange.gives_back for table in self.tables)
+    def may_go_on(self) -> bool:
+        """Whether the script may go on before all weights are here that are asked for after this step."""
+        exchanges = [table.exchange for table in self.tables]
+        by_part = all(exchange.by_part for exchange in exchanges)
+        return by_part and (not self.as_views or all(exchange.gives_back for exchange in exchanges))
 
     @property
     def left(self) -> bool:
@@ -215,11 +217,16 @@ class Sender:
         for table in self.tables:
             table.abstain()
 
-    def begin(self) -> None:
-        """Gets ready for the gradients of the next step, whose weights were asked for."""
+    def begin(self, *, wants_parts: bool = False) -> None:
+        """Gets ready for the gradients of the next step, whose weights were asked for.
+
+        Args:
+            wants_parts: modules wait for the weights after that step, each for its own, if it overlaps.
+        """
         self._first.end()
         for table in self.tables:
             table.begin(self._mode)
+            table.exchange.want_by_bucket(wants_parts and self.overlaps and not self.as_views)
 
     def reenter(self, steps: Mapping[int, int]) -> None:
         """The worker has joined again, at these steps by table: what of a step had left is void."""

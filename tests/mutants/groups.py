@@ -22,7 +22,51 @@ EARLY = "tests/unit/ps_worker/exchange/test_early_pushes.py"
 DEVICES, GPUS = f"{UNIT}/test_device_collectives.py", f"{UNIT}/test_gpus.py"
 STAGING = "tests/contracts/test_staging.py"
 
+OF_RANKS = "tests/unit/ps_worker/exchange/test_rank_weights.py"
+
 MUTANTS = (
+    Mutant(
+        name="groups: weights of the last layers come to all ranks first",
+        file="ps_worker/exchange/rank_weights.py",
+        text="        return self._last_turn - bucket\n",
+        fault="        return bucket\n",
+        tests=(OF_RANKS,),
+    ),
+    Mutant(
+        name="groups: weights that go by bucket are taken for known when a part of them is",
+        file="ps_worker/exchange/rank_weights.py",
+        text="        if beside is None or wanted is None:\n",
+        fault="        if True:\n",
+        tests=(OF_RANKS,),
+    ),
+    Mutant(
+        name="groups: weights go by bucket where one rank wants it",
+        file="ps_worker/group/step_header.py",
+        text='        self.by_bucket = all(one.get("by_bucket") for one in said)\n',
+        fault='        self.by_bucket = any(one.get("by_bucket") for one in said)\n',
+        tests=(REDUCE,),
+    ),
+    Mutant(
+        name="groups: in a last step ranks hear that it was the last at different places",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        return self._header.by_bucket and not self._ending.decided\n",
+        fault="        return self._header.by_bucket\n",
+        tests=(REDUCE,),
+    ),
+    Mutant(
+        name="groups: with one bucket's weights those of all are sent",
+        file="ps_worker/group/gradient_reduce.py",
+        text='channel, name, partitions = self._channel, f"{name}, bucket {bucket}", self._of_bucket[bucket]\n',
+        fault='channel, name = self._channel, f"{name}, bucket {bucket}"\n',
+        tests=(REDUCE,),
+    ),
+    Mutant(
+        name="groups: who waits for one call beside waits for all",
+        file="ps_worker/group/beside.py",
+        text="        with self._waiting(lambda: self._turn > turn or self._error is not None):\n",
+        fault="        with self._waiting(lambda: self._over):\n",
+        tests=(BESIDE,),
+    ),
     Mutant(
         name="groups: a store that is gone is asked again",
         file="ps_worker/group/watch.py",
@@ -601,8 +645,8 @@ MUTANTS = (
     Mutant(
         name="beside: who waits hears nothing of the group's end",
         file="ps_worker/group/beside.py",
-        text="lambda: self._over or self._abort.error is not None, LOOK_S)",
-        fault="lambda: self._over, LOOK_S)",
+        text="lambda: over() or self._abort.error is not None, LOOK_S)",
+        fault="over, LOOK_S)",
         tests=(f"{BESIDE}::test_a_group_that_has_ended_frees_who_waits_for_a_call_and_takes_no_more",),
     ),
     Mutant(
