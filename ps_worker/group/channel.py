@@ -243,6 +243,16 @@ class Channel:
         except Gone as error:
             raise self._has_gone(error.rank) from None
 
+    def leave_place(self) -> None:
+        """Waits until all have said where they `stand`, if this rank has; they compare.
+
+        Raises:
+            GroupBroken: another one does something else, or has gone.
+        """
+        if self._place is not None:
+            place, self._place = self._place[0], None
+            self._hear_all(place.mine, {}, late=False)
+
     def all_have_said(self) -> bool:
         """Whether what all ranks say next, and not late, is here, so that `hear_all` waits for none of them.
 
@@ -407,9 +417,8 @@ class Channel:
             check: sees each message as it comes.
             late: what was said with `say` is heard.
         """
-        if self._place is not None and not late:
-            place, self._place = self._place[0], None
-            self._hear_all(place.mine, {}, late=False)
+        if not late:
+            self.leave_place()
         self._abort.check()
         try:
             with trace.span("wait for ranks"):

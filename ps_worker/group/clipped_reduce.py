@@ -111,6 +111,10 @@ class ClippedReduce:
         """See `GradientReduce`."""
         return self._reduce.by_bucket
 
+    def all_came(self) -> None:
+        """See `GradientReduce`."""
+        self._reduce.all_came()
+
     def spread(
         self,
         step: int,

@@ -389,6 +389,11 @@ class GradientReduce:
         """See `RankTraffic`; all ranks have heard the same of the step."""
         return self._header.by_bucket and not self._ending.decided
 
+    def all_came(self) -> None:
+        """See `RankTraffic`: all scripts have been in their step, and have said so."""
+        if self._scripts is not None:
+            self._scripts.leave_place()
+
     @trace.traced("spread weights")
     def spread(
         self,

@@ -296,6 +296,9 @@ class StageTraffic:
     def want_by_bucket(self, wanted: bool) -> None:
         """See `RankTraffic`: what this rank wants makes no difference."""
 
+    def all_came(self) -> None:
+        """See `RankTraffic`: they never come by bucket."""
+
     @trace.traced("spread weights")
     def spread(
         self,

@@ -247,7 +247,7 @@ def test_each_rank_pushes_and_pulls_its_part_of_the_model_itself_and_the_job_kno
 
     groups = start_groups(spawn, cluster, str(script), job=job, options=("--carrier", "tcp"))
 
-    assert end_all(groups) == [0] * 4
+    assert end_all(groups) == [0] * 4, "".join(rank.text for group in groups for rank in group)
     for group in groups:
         told = [list(map(float, line.split()[1:])) for line in group[0].lines if line.startswith("rank ")]
         assert [rank for rank, _, _ in told] == [0, 1]
@@ -373,7 +373,7 @@ def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_t
         assert restarting.processes[shard].wait_end() == 0
         restarting.again(shard)
     (tmp_path / "goes on").touch()
-    assert end_all(groups) == [0] * 4
+    assert end_all(groups) == [0] * 4, "".join(rank.text for group in groups for rank in group)
     restarting.close()
     steps = going_on.steps_of(tmp_path)
     assert steps > going_on.MORE

@@ -40,6 +40,13 @@ MUTANTS = (
         tests=(OF_RANKS,),
     ),
     Mutant(
+        name="groups: scripts whose weights come by bucket hear of an older step than they have said",
+        file="ps_worker/group/gradient_reduce.py",
+        text="            self._scripts.leave_place()\n",
+        fault="            pass\n",
+        tests=(REDUCE,),
+    ),
+    Mutant(
         name="groups: weights go by bucket where one rank wants it",
         file="ps_worker/group/step_header.py",
         text='        self.by_bucket = all(one.get("by_bucket") for one in said)\n',

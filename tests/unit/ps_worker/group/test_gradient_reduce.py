@@ -416,6 +416,25 @@ def test_weights_of_one_bucket_reach_all_ranks_and_those_of_others_stay() -> Non
     assert [float(mine[1].mean()) for mine in shown] == [1.0, 2.0]
 
 
+def test_scripts_whose_weights_come_by_bucket_compare_each_step_that_they_come_to() -> None:
+    """They say so in each, and hear of one with the weights of all buckets."""
+
+    def step(rank: int, number: int) -> int:
+        reduce = table.reduces[rank]
+        reduce.arrive(number)
+        for bucket in (1, 0):
+            reduce.spread(number + 1, lambda: [0, 0, 0], lambda: table.flat[rank], frozenset, bucket=bucket)
+        reduce.all_came()
+        return number
+
+    with town(2) as group, town(2) as scripts:
+        table = Table(group, scripts=scripts)
+
+        for number in range(3):
+            assert group.run(lambda rank: step(rank, number)) == [number] * 2  # noqa: B023 - over by then
+        assert scripts.run(lambda rank: len(scripts.channels[rank].share("something else"))) == [2, 2]
+
+
 def test_weights_go_by_bucket_where_all_ranks_want_it_and_the_group_does_not_end() -> None:
     """In the last step all of them hear at one place that it was the last."""
 
