@@ -35,7 +35,9 @@ fuzz: $(VENV)/installed-test
 
 # Threads change all the time, and give way at locks, by a seed that is printed; TESTS may name fewer.
 STRESSED = tests/component tests/contracts $(addprefix tests/unit/ps_server/,shard/table/test_table.py \
-	shard/partition/test_cell_figures.py shard/transport/test_session.py shard/table/test_cuts.py process/test_closing_pool.py)
+	shard/partition/test_cell_figures.py shard/transport/test_session.py shard/table/test_cuts.py process/test_closing_pool.py \
+	shard/test_service.py coordinator/test_beside.py test_lanes.py) $(addprefix tests/unit/ps_worker/,group/test_beside.py \
+	group/test_channel.py group/test_stage_traffic.py exchange/test_early_pushes.py exchange/test_in_flight.py)
 
 stress: $(VENV)/installed-test
 	$(PY) -m pytest $(IN_PARALLEL) --stress=$(SEED) --timeout=600 $(or $(TESTS),$(STRESSED))

@@ -1,15 +1,17 @@
 """Work on threads: of one job in the order in which it was given, one after the other; jobs side by side.
 
-So an order that takes long, such as allocating a table, holds up its own job only. It must not know what is
-done.
+So what takes long, such as allocating a table, holds up its own job only. It must not know what is done.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from ps_wire.errors import ServerNotReady
@@ -41,16 +43,31 @@ class Lanes:
         """
         future: Future[_Result] = Future()
         future.set_running_or_notify_cancel()
+        self._put(job, future, work)
+        return future
+
+    async def run(self, job: str, work: Callable[..., _Result], *arguments: object) -> _Result:
+        """As `submit`, for an event loop: in the context of who asks, and not begun when that one has gone.
+
+        What waits is not bounded here: each stream or call of a job has one thing, and its message, in it.
+
+        Raises:
+            ServerNotReady: see `submit`.
+        """
+        future: Future[_Result] = Future()
+        self._put(job, future, partial(copy_context().run, work, *arguments))
+        return await asyncio.wrap_future(future)
+
+    def _put(self, job: str, future: Future[_Result], work: Callable[[], _Result]) -> None:
         with self._lock:
             if self._closed:
                 raise ServerNotReady("the server stops, and takes no more orders")
             behind = self._waiting.get(job)
             if behind is not None:
                 behind.append((future, work))
-                return future
+                return
             self._waiting[job] = deque([(future, work)])
         self._pool.submit(self._run, job)
-        return future
 
     def pending(self) -> list[Future[None]]:
         """One for each job that has work: it is over when all that was given until now is."""
@@ -71,6 +88,8 @@ class Lanes:
                     del self._waiting[job]
                     return
                 future, work = self._waiting[job].popleft()
+            if not (future.running() or future.set_running_or_notify_cancel()):
+                continue
             try:
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it

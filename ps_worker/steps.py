@@ -627,6 +627,8 @@ class Steps:
             hurried: a person waits, after Ctrl-C: for servers that do not answer there is no time.
         """
         self.leaving = True
+        if reason and self._group is not None:
+            self._group.end_with(reason)  # first: a part of a step that has left would wait for other ranks
         farewell = self.link.presence.farewell() if hurried and self._joined else UNHURRIED
         if not reason:
             self._say_untrained()

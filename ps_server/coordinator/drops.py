@@ -7,6 +7,7 @@ What was begun is brought to its end, whoever asked for it has gone or not. Used
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from ps_server.agreement.refusals import dropped
@@ -129,7 +130,7 @@ class Drops:
         try:
             return await self._drop(job, runner)
         except PsError as error:
-            logger.error("job %s: cannot be dropped: %s", job, error)
+            self._fleet.own.complaints.say(logging.ERROR, f"job {job}", "cannot be dropped: %s", error)
             return error
         finally:
             self._scheduler.unbar(job)

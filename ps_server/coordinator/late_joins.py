@@ -64,10 +64,10 @@ class LateJoins:
             entrance.begin()
         return entrance.takes(member, spec)
 
-    def holding(self, job: str, member: Member, message: pb.Holding) -> None:
-        """A member says where it is."""
+    def holding(self, job: str, member: Member, number: int, steps: Mapping[int, int], *, held: bool) -> None:
+        """A member says where it is, by table; `held`: it stands there."""
         if job in self._under_way:
-            self._under_way[job].holding(member, message)
+            self._under_way[job].holding(member, number, steps, held=held)
 
     def stop(self) -> None:
         """Does nothing any more."""
@@ -124,9 +124,9 @@ class _LateJoin:
         self._made.append((member, spec))
         return True
 
-    def holding(self, member: Member, message: pb.Holding) -> None:
-        if message.number == self._number and self._asked.get(member.worker) is member:
-            (self._held if message.held else self._begun)[member.worker] = dict(message.steps)
+    def holding(self, member: Member, number: int, steps: Mapping[int, int], *, held: bool) -> None:
+        if number == self._number and self._asked.get(member.worker) is member:
+            (self._held if held else self._begun)[member.worker] = steps
             self._heard.set()
 
     async def _run(self) -> None:

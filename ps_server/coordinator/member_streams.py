@@ -22,6 +22,7 @@ from ps_server.coordinator.late_joins import LateJoins
 from ps_server.coordinator.lease_watch import LeaseWatch
 from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.recovery import Recovery
+from ps_server.coordinator.said import check_counts, check_size, steps_by_table
 from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.events import Event
 from ps_server.log import logger
@@ -253,8 +254,12 @@ class MemberStreams:
                     continue
                 runner.heard(member)
                 spec = None
-                if message.WhichOneof("kind") == "make_table":  # it takes as long as there are parameters
-                    spec = await asyncio.to_thread(_table_of, message.make_table, runner.job.specs)
+                if message.WhichOneof("kind") != "make_table":
+                    check_size(message)
+                else:  # it takes as long as there are parameters
+                    made = message.make_table
+                    check_counts(made.table)
+                    spec = await self._fleet.beside.run(runner.job.name, _table_of, made, runner.job.specs)
                     if not member.present or self._closed:
                         continue
                 # what one says who is to come back, but that it goes, is of steps that are no more
@@ -304,7 +309,7 @@ class MemberStreams:
                 member.say_steps(message.leave.progress.step)
                 reason = one_line(message.leave.reason, MAX_MEMBER_TEXT)
                 torn = message.leave.torn
-                runner.do(job.leave(member, reason, dict(message.leave.clocks), torn=torn))
+                runner.do(job.leave(member, reason, steps_by_table(message.leave.clocks), torn=torn))
                 event = Event.DRAIN if message.leave.drained else Event.LEAVE
                 runner.events.record(
                     event, member, membership_epoch=job.phase.membership_epoch, detail=reason or "done"
@@ -316,11 +321,14 @@ class MemberStreams:
     def _hold(self, kind: str, message: pb.MemberRequest, job: str, member: Member) -> None:
         """Passes on what a member says that is asked to wait between two steps."""
         if kind == "cut_ready":
-            self._scheduler.ready(job, member, message.cut_ready)
+            ready = message.cut_ready
+            self._scheduler.ready(job, member, ready.number, steps_by_table(ready.steps))
         elif kind == "cut_captured":
             self._scheduler.captured(job, member, message.cut_captured)
         else:
-            self._late_joins.holding(job, member, message.holding)
+            holding = message.holding
+            steps = steps_by_table(holding.steps)
+            self._late_joins.holding(job, member, holding.number, steps, held=holding.held)
 
     def _gone(self, runner: JobRunner, member: Member) -> None:
         """A member has heard its last word: if that was not its own wish, it is out at once."""

@@ -22,7 +22,14 @@ from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
-from ps_wire.errors import ConfigurationRefused, FrameMalformed, InternalError, JobUnknown, PsError
+from ps_wire.errors import (
+    ConfigurationRefused,
+    FrameMalformed,
+    FrameTooLarge,
+    InternalError,
+    JobUnknown,
+    PsError,
+)
 from ps_wire.frames.frame import FIRST_READER, check_protocol
 from ps_wire.frames.messages import refused_to_proto, state_parts, table_to_proto
 from ps_wire.process import watched
@@ -154,7 +161,7 @@ class _Reader:
         try:
             async for message in messages:
                 await self._inbox.put(message)
-        except (grpc.aio.AioRpcError, FrameMalformed) as error:
+        except (grpc.aio.AioRpcError, FrameMalformed, FrameTooLarge) as error:
             logger.debug("a reader's stream broke: %s", error)
         self._end_inbox()
 

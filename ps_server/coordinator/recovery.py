@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from ps_server.agreement.refusals import too_many_jobs
 from ps_server.coordinator.allowance import Allowance
@@ -184,7 +185,8 @@ class Recovery:
         """
         if self._snapshots is None:
             raise ConfigurationRefused("jobs cannot go back: start the servers with --snapshot-dir")
-        saved = await asyncio.to_thread(next, self._saved(job), None)
+        look = partial(next, self._saved(job), None)
+        saved: SavedJob | None = await self._fleet.beside.run(job, look)
         if saved is None or saved.snapshot != snapshot:
             raise SnapshotMissing(
                 f"{snapshot[:64]!r} is not the newest snapshot of job {job} that can be used"

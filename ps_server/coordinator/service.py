@@ -32,6 +32,7 @@ from ps_server.coordinator.snapshots.taken import SnapshotFigures
 from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc import reply_size
 from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
 from ps_wire.frames.frame import check_protocol
 from ps_wire.frames.messages import epoch_use_to_proto, mark_from_proto, piece_to_proto, state_parts
@@ -397,6 +398,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         absent = [(name, state) for name, state in self._recovery.absent.items() if gatekeeper.sees(name)]
         for name, state in absent[:MAX_ABSENT_SHOWN]:
             jobs.append(pb.JobStatus(job=spec_pb2.Job(name=name), state=state))
+        reply_size.cut(jobs)
         return pb.StatusReply(num_shards=self._fleet.num_shards, shards=self._fleet.addresses, jobs=jobs)
 
     def _job_status(self, runner: JobRunner) -> pb.JobStatus:

@@ -50,7 +50,7 @@ class LocalService:
         self._loop.set_default_executor(at_once)
         self._thread = watched.thread("ps-local", self._run, log=logger)
         shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
-        service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)])
+        service = ShardService(shard, carriers=[shard_pb2.Carrier(name=MEMORY)], pool=at_once)
         service.ready = True
         services = coordinator_pb2.DESCRIPTOR.services_by_name, shard_pb2.DESCRIPTOR.services_by_name
         generations = Generations(None)

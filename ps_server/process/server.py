@@ -112,7 +112,6 @@ class Server:
         self._pool = ClosingPool()
         store = None if options.snapshot_dir is None else SnapshotStore(options.snapshot_dir)
         self._store = store
-        self._saved = None if store is None else SavedJobs(store)
         self._shard = Shard(
             index=options.shard,
             num_shards=options.num_shards,
@@ -121,6 +120,7 @@ class Server:
             device=device_of(options.device),
             store=store,
         )
+        self._saved = None if store is None else SavedJobs(store, self._shard.complaints)
         self._inherited = Inherited(boot=secrets.token_bytes(16))
         self._coordinator: Coordinator | None = None
         self._follower: Follower | None = None

@@ -17,10 +17,18 @@ from google.protobuf.message import DecodeError
 
 from ps_server.log import logger
 from ps_wire.access.status import code_of, metadata_of
-from ps_wire.errors import FrameMalformed, InternalError, PsError
+from ps_wire.errors import FrameMalformed, FrameTooLarge, InternalError, PsError
 from ps_wire.text import one_line
 
 MAX_DETAILS = 1000  # characters: a client takes no more than 8 KiB of metadata
+MAX_REQUEST_BYTES = 1 << 20  # but for `LARGE`: a message takes up to forty times as much memory as bytes
+LARGE = (
+    "Member",
+    "Follow",
+    "PutState",
+    "LoadState",
+    "PutSnapshot",
+)  # tables, what shards say, pieces of state
 
 _Parse = Callable[[bytes], Any]
 
@@ -49,7 +57,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
 
 
 def _parsing(deserialize: _Parse, method: str) -> _Parse:
+    small = method.rpartition("/")[2] not in LARGE
+
     def parse(data: bytes) -> Any:
+        if small and len(data) > MAX_REQUEST_BYTES:
+            raise FrameTooLarge(f"{method}: {len(data)} bytes, at most {MAX_REQUEST_BYTES} are taken")
         try:
             return deserialize(data)
         except DecodeError as error:

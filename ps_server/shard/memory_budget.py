@@ -1,22 +1,26 @@
 """The memory of a shard's tables, reckoned from shapes before anything is allocated, and its limit.
 
 Of a table: its slices of weights and optimizer state, gradients that wait for their step, and with backup
-workers weights of older versions. It must not know which tables there are.
+workers weights of older versions; what its parameters and partitions take beside; and hyper-parameters that
+workers send. It must not know which tables there are.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ps_server.agreement.gate import Gate
-from ps_server.log import logger
+from ps_server.rpc.complaints import Complaints
 from ps_server.shard.optimizer import piece_optimizer
+from ps_server.shard.table.kept_hyperparameters import most_sets, set_bytes
 from ps_wire.errors import MemoryLimitExceeded
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import TableSpec
 
 CELL_BYTES = 8192  # beside what it holds
+PARAMETER_BYTES = 4096  # with its place, its name's object and torch's tensors: 3.1 KB measured with Adam
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +30,21 @@ class MemoryBudget:
     Attributes:
         shard: its number.
         limit_bytes: for the tables of all jobs; None: there is no limit.
+        complaints: lines of the log about jobs whose tables are too large.
     """
 
     shard: int
     limit_bytes: int | None
+    complaints: Complaints
 
     def needed_bytes(self, spec: TableSpec, plan: Plan, gate: Gate, num_workers: int) -> int:
         """The bytes of a table of a job with this gate and so many workers."""
         kept = min(gate.backup, num_workers)  # weights that late workers work on
         staged = num_workers if gate.aggregates else 0  # gradients that wait for their step
+        hyper = spec.optimizer.hyperparameters
         total = CELL_BYTES * plan.count_of_shard(self.shard)
+        total += sum(PARAMETER_BYTES + len(parameter.name) for parameter in spec.parameters)
+        total += set_bytes(hyper) * (1 + most_sets(hyper, num_workers))
         for bucket in plan.buckets:
             start, end = bucket.slice_bounds(self.shard)
             slots = piece_optimizer.state_slots(spec.optimizer, bucket.group)
@@ -51,9 +60,10 @@ class MemoryBudget:
     ) -> MemoryLimitExceeded:
         """The error that the job is told; which others hold how much is for the server's log alone."""
         limit = self.limit_bytes
-        logger.warning(
-            "job %s: table %d needs %d bytes, more than are free of --memory-limit %d (jobs hold: %s)",
-            job,
+        self.complaints.say(
+            logging.WARNING,
+            f"job {job}",
+            "table %d needs %d bytes, more than are free of --memory-limit %d (jobs hold: %s)",
             spec.number,
             need,
             limit,

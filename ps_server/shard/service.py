@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import grpc.aio
 
+from ps_server.lanes import Lanes
 from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc import reply_size
 from ps_server.shard.job import ShardJob
 from ps_server.shard.partition.totals import Totals
 from ps_server.shard.shard import Shard
 from ps_server.shard.state import optimizer_state
+from ps_server.shard.state.snapshots import Arriving
 from ps_server.shard.table.table import ShardTable
-from ps_wire.errors import ServerNotReady
+from ps_wire.errors import PayloadMismatch, ServerNotReady
 from ps_wire.frames.frame import FIRST_READER, PROTOCOL
 from ps_wire.snapshot.manifest import MANIFEST
 from ps_wire.v1 import shard_pb2 as pb
 from ps_wire.v1 import shard_pb2_grpc as rpc
+
+MAX_TENSORS = 1 << 19  # of a message with optimizer state: eight for each parameter that a table may have
 
 
 class ShardService(rpc.ShardServicer):
@@ -29,11 +33,13 @@ class ShardService(rpc.ShardServicer):
         carriers: that it offers for data, best first.
     """
 
-    def __init__(self, shard: Shard, *, carriers: Sequence[pb.Carrier]) -> None:
+    def __init__(self, shard: Shard, *, carriers: Sequence[pb.Carrier], pool: Executor | None = None) -> None:
+        """Takes the shard, and the threads for what jobs ask for (default: its own)."""
         self.ready = False
         self.carriers = tuple(carriers)
         self._shard = shard
-        # Manifests are read one after the other, and those that wait hold no thread of the loop's.
+        self._beside = Lanes(pool)  # one thing of a job at a time
+        # Manifests are read one after the other, of each job one at most waits.
         self._manifests = ThreadPoolExecutor(1, thread_name_prefix="ps-manifest")
 
     def serve(self, ready: bool) -> None:
@@ -63,9 +69,9 @@ class ShardService(rpc.ShardServicer):
         self, request: pb.DumpRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.PartitionState]:
         """The optimizer's state of a table, for a worker that has joined; copied on another thread."""
-        table = self._table(request.key, writes=False)
+        table, job = self._table(request.key, writes=False), request.key.job
         for partition in table.partitions():
-            for message in await asyncio.to_thread(optimizer_state.dump, table, partition):
+            for message in await self._beside.run(job, optimizer_state.dump, table, partition):
                 yield message
 
     async def LoadState(
@@ -73,10 +79,13 @@ class ShardService(rpc.ShardServicer):
     ) -> pb.LoadStateReply:
         """A member sets the optimizer's state of partitions."""
         loading: optimizer_state.Loading | None = None
+        job = ""
         async for message in request_iterator:
             if loading is None:
-                loading = optimizer_state.Loading(self._table(message.key, writes=True))
-            await asyncio.to_thread(loading.receive, message)
+                loading, job = optimizer_state.Loading(self._table(message.key, writes=True)), message.key.job
+            if len(message.tensors) > MAX_TENSORS:  # each takes two bytes as it comes, and eighty here
+                raise PayloadMismatch(f"a message has {len(message.tensors)} tensors, at most {MAX_TENSORS}")
+            await self._beside.run(job, loading.receive, message)
         if loading is not None:  # else a shard without partitions of the table
             loading.end()
         return pb.LoadStateReply()
@@ -89,12 +98,12 @@ class ShardService(rpc.ShardServicer):
         file = (await anext(chunks, pb.SnapshotChunk())).file
         gatekeeper.check_job(file.job)
         with self._shard.snapshots.place(file.job):
-            arriving = await asyncio.to_thread(self._shard.snapshots.arrive, file)
+            arriving = await self._beside.run(file.job, self._shard.snapshots.arrive, file)
             try:
                 async for chunk in chunks:
-                    await asyncio.to_thread(arriving.receive, chunk.data)
-                pool = self._manifests if file.name == MANIFEST else None
-                await asyncio.get_running_loop().run_in_executor(pool, arriving.end)
+                    await self._beside.run(file.job, arriving.receive, chunk.data)
+                end = self._read_manifest if file.name == MANIFEST else Arriving.end
+                await self._beside.run(file.job, end, arriving)
             except BaseException:
                 arriving.abandon()
                 raise
@@ -105,7 +114,11 @@ class ShardService(rpc.ShardServicer):
     ) -> pb.SnapshotFiles:
         """Answers what of a snapshot is here."""
         gatekeeper.check_job(request.job)
-        return pb.SnapshotFiles(names=await asyncio.to_thread(self._shard.snapshots.files, request))
+        names = await self._beside.run(request.job, self._shard.snapshots.files, request)
+        return pb.SnapshotFiles(names=names)
+
+    def _read_manifest(self, arriving: Arriving) -> None:
+        self._manifests.submit(arriving.end).result()
 
     def _table(self, key: pb.TableKey, *, writes: bool) -> ShardTable:
         gatekeeper.check_job(key.job)
@@ -113,12 +126,19 @@ class ShardService(rpc.ShardServicer):
 
     async def Tables(self, request: pb.TablesRequest, context: grpc.aio.ServicerContext) -> pb.TablesReply:
         """Figures of every table; gathered on another thread, since cells have locks."""
-        return await asyncio.to_thread(self.figures)
+        return await self._beside.run(gatekeeper.bound_to() or "", self.figures)
 
     def figures(self) -> pb.TablesReply:
         """The figures of this shard now, for status."""
         jobs = self._shard.jobs()
         traffic = self._shard.traffic.figures().values()
+        tables = [
+            _table_figures(job, table)
+            for job in jobs
+            if gatekeeper.sees(job.name)
+            for table in tuple(job.tables.values())
+        ]
+        reply_size.cut(tables)
         return pb.TablesReply(
             shard=self._shard.index,
             memory_bytes=sum(job.memory_bytes for job in jobs if gatekeeper.sees(job.name)),
@@ -126,12 +146,7 @@ class ShardService(rpc.ShardServicer):
             refused_frames=self._shard.refused_frames,
             connections=sum(it.connections for it in traffic),
             queued_bytes=sum(it.queued_bytes for it in traffic),
-            tables=[
-                _table_figures(job, table)
-                for job in jobs
-                if gatekeeper.sees(job.name)
-                for table in tuple(job.tables.values())
-            ],
+            tables=tables,
             events=[
                 pb.JobEvents(job=job.name, counts=job.events) for job in jobs if gatekeeper.sees(job.name)
             ],

@@ -29,6 +29,7 @@ from ps_server.shard.optimizer.device_optimizer import HOST, optimizer_on
 from ps_server.shard.sessions import Retirable
 from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.state.snapshots import ShardSnapshots
+from ps_server.shard.table.kept_hyperparameters import most_sets
 from ps_server.shard.table.table import ShardTable
 from ps_server.shard.table.table_state import TableState
 from ps_server.shard.traffic import Refused, Traffic
@@ -91,10 +92,10 @@ class Shard:
         self._make_optimizer = optimizer_on(device)
         self.index = index
         self.num_shards = num_shards
-        self._budget = MemoryBudget(shard=index, limit_bytes=memory_limit_bytes)
         self._refused: Counter[Refused] = Counter()  # under the lock of jobs
         self.traffic = Traffic()
         self.complaints = Complaints()
+        self._budget = MemoryBudget(shard=index, limit_bytes=memory_limit_bytes, complaints=self.complaints)
         self.generation = 0
         self.reports = ReportOutlet()
         self.snapshots = ShardSnapshots(index, num_shards, self.table, store)
@@ -144,6 +145,7 @@ class Shard:
                 gate=entry.gate,
                 nonfinite=entry.nonfinite,
                 opening=opening,
+                most_hyper=most_sets(spec.optimizer.hyperparameters, entry.num_workers),
                 make_optimizer=self._make_optimizer,
                 report=self.reports.send,
                 submit=self._submit,

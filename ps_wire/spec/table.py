@@ -22,6 +22,7 @@ MAX_STAGES = 1024  # of a pipeline: as many as a group has ranks
 MIB = 1 << 20
 MAX_PARAMETERS = 65_536
 MAX_NAME = 1000  # characters
+MAX_TEXT = 64  # characters of a hyper-parameter that is a text, or of the name of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,12 @@ class Hyperparameters:
             names = [name for name, _ in group]
             if names != sorted(set(names)):
                 raise UsageError(f"hyper-parameters must be sorted and unique, got {names}")
+            for name, value in group:
+                if len(name) > MAX_TEXT or (isinstance(value, str) and len(value) > MAX_TEXT):
+                    raise UsageError(
+                        f"names and texts of hyper-parameters have at most {MAX_TEXT} characters, got "
+                        f"{name[:MAX_TEXT]!r}: {str(value)[:MAX_TEXT]!r}..."
+                    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,9 +104,6 @@ class RankTraffic(Protocol):
     def by_bucket(self) -> bool:
         """Whether the weights after the newest step come bucket by bucket, beside: the same on all ranks."""
 
-    def all_came(self) -> None:
-        """Called by the script's thread when the weights of all buckets have come by themselves."""
-
     def spread(
         self,
         step: int,

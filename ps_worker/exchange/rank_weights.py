@@ -100,7 +100,6 @@ class RankWeights:
             self._tell(found.clock, found.spread)
         elif wanted is None:
             beside.wait()
-            self._ranks.all_came()
         elif wanted:
             beside.wait_turn(max(self._turn_of(self._partitions[index].bucket) for index in wanted))
         if beside is None or wanted is None:

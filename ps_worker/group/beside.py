@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from ps_wire.errors import PsError
 from ps_wire.process import trace, watched
@@ -34,7 +33,7 @@ class Beside:
         Args:
             channel: over which calls talk to other ranks.
             abort: that ends all waits.
-            look: called now and then by who waits; may raise `PsError`.
+            look: called now and then by who waits, who holds no lock then; may raise `PsError`.
         """
         self._look = look
         self._channel = channel
@@ -71,10 +70,11 @@ class Beside:
         """
         with self._changed:
             self._check()
+            if self._thread is None:  # first: a call that Ctrl-C has left without one would be waited for
+                thread = watched.thread("ps-reduce", self._work, log=logger, failed=self._failed)
+                thread.start()
+                self._thread = thread
             self._calls[turn] = call
-            if self._thread is None:
-                self._thread = watched.thread("ps-reduce", self._work, log=logger, failed=self._failed)
-                self._thread.start()
             self._changed.notify_all()
 
     @waits("the other ranks of its group")
@@ -84,13 +84,7 @@ class Beside:
         Raises:
             PsError: one has.
         """
-        with self._waiting(lambda: self._over):
-            self._calls.clear()
-            self._turn = 0
-            try:
-                self._check()
-            finally:
-                self._error = None
+        self._wait(self._end_step)
 
     @waits("the other ranks of its group")
     def wait_turn(self, turn: int) -> None:
@@ -99,8 +93,7 @@ class Beside:
         Raises:
             PsError: one has; `wait` raises it again.
         """
-        with self._waiting(lambda: self._turn > turn or self._error is not None):
-            self._check()
+        self._wait(lambda: self._is_over(lambda: self._turn > turn or self._error is not None, LOOK_S))
 
     @waits("the other ranks of its group")
     def over_within(self, limit_s: float) -> bool:
@@ -109,10 +102,7 @@ class Beside:
         Raises:
             PsError: one has; `wait` raises it again.
         """
-        with self._changed:
-            over = self._changed.wait_for(lambda: self._over or self._abort.error is not None, limit_s)
-            self._check()
-            return over
+        return self._is_over(lambda: self._over, limit_s)
 
     def close(self) -> None:
         """No call comes any more; waits, for a while, for one that is under way."""
@@ -124,20 +114,39 @@ class Beside:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _waiting(self, over: Callable[[], bool]) -> Iterator[None]:
-        """Waits until it is over, or the group is; the block goes on under the lock."""
+    def _wait(self, over: Callable[[], bool]) -> None:
+        """Waits until that is so; it waits for a while each time."""
         try:
-            with trace.span("wait for ranks"), self._changed:
-                while not self._changed.wait_for(lambda: over() or self._abort.error is not None, LOOK_S):
+            with trace.span("wait for ranks"):
+                while not over():
                     self._look()
-                yield
         except PsError:
             raise
         except BaseException:  # Ctrl-C, or SIGTERM for the second time: its calls go on without it
             rank = self._channel.ranks.rank
             self._channel.broken(f"rank {rank} was interrupted while it waited for the others")
             raise
+
+    def _is_over(self, over: Callable[[], bool], limit_s: float) -> bool:
+        """Waits for a while; raises where a call has, or the group has ended."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: over() or self._abort.error is not None, limit_s)
+            if found:
+                self._check()
+            return found
+
+    def _end_step(self) -> bool:
+        """Waits for a while; False: calls are not over."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._over or self._abort.error is not None, LOOK_S):
+                return False
+            self._calls.clear()
+            self._turn = 0
+            try:
+                self._check()
+            finally:
+                self._error = None
+            return True
 
     @property
     def _over(self) -> bool:

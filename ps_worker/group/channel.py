@@ -207,20 +207,24 @@ class Channel:
         """
         self._abort.check()
         mine = Said({**(fields or {}), "what": what})
-        try:
+        with self._whole():
             for rank in self._all_others:
                 for part in _written(mine, late=late):
                     self._lines.queue(rank, part)
-        except Gone as error:
-            raise self._has_gone(error.rank) from None
         return Saying(mine, late)
 
     def stand(self, what: str) -> None:
         """This rank's script is there, and waits for others elsewhere: with the next exchange all compare.
 
+        Where it stood before, and nothing was exchanged since, it waits for the others there first.
+
         Args:
             what: it does, the same on all ranks, for people.
+
+        Raises:
+            GroupBroken: a rank does something else, or has gone.
         """
+        self._leave_place()
         self._place = self.say(what, late=False), threading.get_ident()
 
     def compare_places(self) -> None:
@@ -231,27 +235,16 @@ class Channel:
         Raises:
             GroupBroken: another one does something else.
         """
-        if self._place is None or self._place[1] != threading.get_ident():
+        place = self._place
+        if place is None or place[1] != threading.get_ident():
             return
-        mine, me = self._place[0].mine, self.ranks.rank
-        try:
+        mine, me = place[0].mine, self.ranks.rank
+        with self._whole():
             for rank in self._all_others if me == 0 else [0]:
                 if self._has_said(rank):
                     said = self._kept[rank, False][0]
                     first, number, second = (said, me, mine) if me else (mine, rank, said)
                     self._compare(str(first.fields.get("what")), number, second)
-        except Gone as error:
-            raise self._has_gone(error.rank) from None
-
-    def leave_place(self) -> None:
-        """Waits until all have said where they `stand`, if this rank has; they compare.
-
-        Raises:
-            GroupBroken: another one does something else, or has gone.
-        """
-        if self._place is not None:
-            place, self._place = self._place[0], None
-            self._hear_all(place.mine, {}, late=False)
 
     def all_have_said(self) -> bool:
         """Whether what all ranks say next, and not late, is here, so that `hear_all` waits for none of them.
@@ -260,10 +253,8 @@ class Channel:
             GroupBroken: a rank has gone.
         """
         self._abort.check()
-        try:
+        with self._whole():
             return all(self._has_said(rank) for rank in self._all_others)
-        except Gone as error:
-            raise self._has_gone(error.rank) from None
 
     def hear_all(self, saying: Saying) -> list[Said]:
         """Waits until all ranks have said theirs; see `share`."""
@@ -418,29 +409,40 @@ class Channel:
             late: what was said with `say` is heard.
         """
         if not late:
-            self.leave_place()
+            self._leave_place()
         self._abort.check()
+        with self._whole(), trace.span("wait for ranks"):
+            written = {id(said): _written(said) for said in told.values()}
+            for rank, said in told.items():
+                for part in written[id(said)]:
+                    self._lines.queue(rank, part)
+            heard = []
+            for rank in sources:
+                heard.append(self._hear(rank, late=late))
+                check(rank, heard[-1])
+            while self._lines.sending:
+                self._pause(None)
+        return heard
+
+    def _leave_place(self) -> None:
+        """Waits for the others where this rank's script stands, if it does."""
+        if self._place is not None:
+            place, self._place = self._place[0], None
+            self._hear_all(place.mine, {}, late=False)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Messages leave and come whole, or the group ends."""
         try:
-            with trace.span("wait for ranks"):
-                written = {id(said): _written(said) for said in told.values()}
-                for rank, said in told.items():
-                    for part in written[id(said)]:
-                        self._lines.queue(rank, part)
-                heard = []
-                for rank in sources:
-                    heard.append(self._hear(rank, late=late))
-                    check(rank, heard[-1])
-                while self._lines.sending:
-                    self._pause(None)
+            yield
         except PsError:
             raise
         except Gone as error:
             logger.debug("rank %d: %s", self.ranks.rank, error)
             raise self._has_gone(error.rank) from None
-        except BaseException:  # Ctrl-C, or SIGTERM for the second time: half a message may have gone
+        except BaseException:  # Ctrl-C, or SIGTERM for the second time: half a message may have gone, or come
             self._interrupted()
             raise
-        return heard
 
     def _hear(self, source: int, *, late: bool) -> Said:
         """The next message of a rank that is late, or that is not; others are kept for who hears them."""
@@ -505,16 +507,12 @@ class Channel:
         outcome, changed = _Outcome(), self._abort.changed
         self._abort.check()
         self._calls.put((call, outcome))
-        try:
-            over = False
-            with trace.span("wait for ranks"):
-                while not over:
-                    self._look()
-                    with changed:
-                        over = changed.wait_for(lambda: outcome.done or self._abort.error is not None, LOOK_S)
-        except BaseException:  # as in `_converse`: the call goes on without its script
-            self._interrupted()
-            raise
+        over = False
+        with self._whole(), trace.span("wait for ranks"):  # of one that is interrupted the call goes on
+            while not over:
+                self._look()
+                with changed:
+                    over = changed.wait_for(lambda: outcome.done or self._abort.error is not None, LOOK_S)
         if not outcome.done:
             self._abort.check()
         if outcome.error is not None:

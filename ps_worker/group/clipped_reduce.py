@@ -111,10 +111,6 @@ class ClippedReduce:
         """See `GradientReduce`."""
         return self._reduce.by_bucket
 
-    def all_came(self) -> None:
-        """See `GradientReduce`."""
-        self._reduce.all_came()
-
     def spread(
         self,
         step: int,

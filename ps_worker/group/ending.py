@@ -12,20 +12,15 @@ class Ending:
     """Whether a group is to end, as one rank knows it.
 
     Attributes:
-        decided: on the leader: a rank has asked for it.
+        asked: whether this process was told to end; said with each step of each table.
         agreed: all ranks know it: this process may end when its step is over.
     """
 
     def __init__(self, asked: Callable[[], bool]) -> None:
-        """Nobody has asked; `asked` says whether this process was told to end."""
+        """Nobody has asked."""
         self.asked = asked
-        self.decided = False
         self.agreed = False
 
-    def heard(self, ends: bool) -> None:
-        """On the leader: what all ranks say in a step."""
-        self.decided = self.decided or ends
-
     def agree(self) -> None:
-        """All ranks hear of it at this very step."""
+        """All ranks have heard of it with this very step."""
         self.agreed = True

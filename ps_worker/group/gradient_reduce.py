@@ -387,12 +387,7 @@ class GradientReduce:
     @property
     def by_bucket(self) -> bool:
         """See `RankTraffic`; all ranks have heard the same of the step."""
-        return self._header.by_bucket and not self._ending.decided
-
-    def all_came(self) -> None:
-        """See `RankTraffic`: all scripts have been in their step, and have said so."""
-        if self._scripts is not None:
-            self._scripts.leave_place()
+        return self._header.by_bucket and not self._header.ends
 
     @trace.traced("spread weights")
     def spread(
@@ -427,7 +422,7 @@ class GradientReduce:
             self._collectives.gather(weights())
         else:
             self._send(weights(), arrived.mapped(said), partitions)
-        if self._ending.decided and bucket is None:
+        if self._header.ends and bucket is None:
             self._ending.agree()
         return Versions(newest=versions, clock=step, spread=spread_of(versions))
 

@@ -249,6 +249,11 @@ class Group:
         """It ends, on all ranks; the error to raise."""
         return self.channel.broken(reason)
 
+    def end_with(self, reason: str) -> None:
+        """This rank's script has ended with an error: all ranks end, unless they do so at a common step."""
+        if not self.ending.agreed:
+            self.broken(f"rank {self.ranks.rank} has ended: {reason}")
+
     def leave(self) -> bool:
         """This rank leaves; in order where nothing has ended the group.
 

@@ -9,9 +9,8 @@ weights come back point to point.
 A stage pushes and pulls as soon as its own schedule is over, and goes on as soon as its own weights are here:
 it waits for another stage for pieces of both alone. What it says of its weights, the others hear when they
 wait for those of the next step; by then all stages have been through the schedule that lies between. All say
-the same things in the same order, and hear what all have said: so all decide the same. With backup workers
-stages push together, and hear of each other at once: a step may close without their worker. A rider goes
-along with these words: what it says when a step is over is heard before the one after the next begins.
+the same things in the same order, and hear what all have said: so all decide the same. A rider goes along
+with these words: what it says when a step is over is heard before the one after the next begins.
 
 It must not know modules, nor frames. Used by the script's thread.
 """
@@ -139,7 +138,6 @@ class StageTraffic:
         self._table = table
         self._gradients = gradients
         self._one_version = consistency.lockstep
-        self._together = consistency.aggregates and not consistency.lockstep  # backup workers
         self._rank = channel.ranks.rank
         self._partitions = [plan.partition(index) for index in range(plan.num_partitions)]
         self._pieces = pieces = [plan.pieces(partition) for partition in self._partitions]
@@ -154,7 +152,7 @@ class StageTraffic:
             for partition, owner, of in zip(self._partitions, self._owners, pieces, strict=True)
             for loan in _loans(partition, owner, of, holders)
         ]
-        self._at_once = bool(every) or self._together  # all hear of each other before they go on
+        self._at_once = bool(every)  # all hear of each other before they go on
         self._loans: list[list[_Loan]] = [[] for _ in gradients]  # of this rank as the one or the other
         for loan in every:
             if self._rank in (loan.rank, loan.owner):
@@ -166,6 +164,7 @@ class StageTraffic:
         self._versions = [0] * len(self._owners)
         self._clock = self._spread = 0  # of the newest weights of which all versions are known
         self._said: tuple[int, Saying] | None = None  # of which clock, and not heard of others yet
+        self._ends = False  # a stage was told to end, as all have heard
 
     # -- gradients -------------------------------------------------------------------------------------
 
@@ -213,8 +212,6 @@ class StageTraffic:
 
     def _begin(self, step: int) -> None:
         if step != self._step:
-            if self._together:
-                self._channel.share(f"step {step} of table {self._table}")
             self._step, self._hyper = step, None
             self._left.clear()
 
@@ -296,9 +293,6 @@ class StageTraffic:
     def want_by_bucket(self, wanted: bool) -> None:
         """See `RankTraffic`: what this rank wants makes no difference."""
 
-    def all_came(self) -> None:
-        """See `RankTraffic`: they never come by bucket."""
-
     @trace.traced("spread weights")
     def spread(
         self,
@@ -332,7 +326,7 @@ class StageTraffic:
             every = self._channel.share(what, mine)
             self._heard(step, every)
             self._bring_back(weights(), self._arrived.mapped(every))
-        if self._ending.decided:
+        if self._ends:
             self._ending.agree()
         for index, version in zip(self.owned, mine["versions"], strict=True):
             self._versions[index] = version
@@ -343,7 +337,7 @@ class StageTraffic:
         self._versions, self._clock = self._arrived.versions(said), clock
         hypers = [one.fields.get("hyper") for one in said]
         check_hyper(self._channel, hypers, f"step {self._step} of table {self._table}")
-        self._ending.heard(any(one.fields.get("ends") for one in said))
+        self._ends = any(one.fields.get("ends") for one in said)
         self._spread = spread_of(self._versions)
         if self._spread and self._one_version:
             raise self._channel.broken(

@@ -37,6 +37,8 @@ class StepHeader:
         there: the ranks that have one.
         weight: of the pushes.
         by_bucket: all ranks want the weights of the next step bucket by bucket.
+        ends: a rank was told to end: so do all, when this step is over. Of this table's headers alone: those
+            of another may be heard sooner on one rank than on the others.
     """
 
     def __init__(self, channel: Channel, ending: Ending, table: int, rider: Rider | None = None) -> None:
@@ -54,6 +56,7 @@ class StepHeader:
         self.there: Sequence[int] = ()
         self.weight = 1.0
         self.by_bucket = False
+        self.ends = False
         self._channel = channel
         self._ending = ending
         self._table = table
@@ -88,7 +91,7 @@ class StepHeader:
         check_hyper(self._channel, hypers, f"step {step} of table {self._table}")
         weights = (float(said[rank]["weight"]) for rank in self.there)
         self.weight = next((weight for weight in weights if weight), 0.0)
-        self._ending.heard(any(one.get("ends") for one in said))
+        self.ends = any(one.get("ends") for one in said)
         if self._rider is not None:
             self._rider.hear(said, self._channel)
         return True

@@ -8,8 +8,9 @@ The stages of a pipeline have no header: what rides with the words on their weig
 
 What lies in one state for all ranks is that of rank 0, by its names, and that of each other rank under
 `@rank/R/`. Whoever takes it up takes its own (`of_rank`), but for the positions: those are rank 0's, so that
-all ranks decide the same. What a rank has not packed, as a stage its buffers, it takes as rank 0 has it. Used
-by the script's thread.
+all ranks decide the same. What a rank has not packed, as a stage its buffers, it takes as rank 0 has it.
+
+Used by the script's thread; `say` and `hear` where buckets leave beside it by those that bring the headers.
 """
 
 from __future__ import annotations

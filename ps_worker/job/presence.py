@@ -137,8 +137,6 @@ class Presence:
 
     def leave(self, reason: str, clocks: Mapping[int, int], farewell: Farewell) -> None:
         """Leaves in order and closes everything; `clocks`: table -> steps that the worker has taken."""
-        if reason and self._group is not None and not self._group.ending.agreed:
-            self._group.broken(f"rank 0 has ended: {reason}")
         membership = self._now.membership
         for connection in self.connections:
             connection.quiet()

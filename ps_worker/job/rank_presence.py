@@ -95,13 +95,11 @@ class RankPresence:
 
     def leave(
         self,
-        reason: str,
-        clocks: Mapping[int, int],  # noqa: ARG002 - the leader says them
+        reason: str,  # noqa: ARG002 - the leader says it
+        clocks: Mapping[int, int],  # noqa: ARG002 - the same
         farewell: Farewell,
     ) -> None:
-        """This rank leaves its group; one that ends with an error ends it for all."""
-        if reason and not self._group.ending.agreed:
-            self._group.broken(f"rank {self._group.ranks.rank} has ended: {reason}")
+        """This rank leaves its group."""
         for connection in self._connections:
             connection.quiet()
         self._group.leave()

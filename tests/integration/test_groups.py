@@ -496,6 +496,13 @@ with ps.connect() as worker:
     for _ in range(2):  # what backward adds is no change of the script's
         model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+    added = torch.nn.Parameter(torch.ones(3))
+    model.register_parameter("added", added)
+    optimizer.add_param_group({"params": [added]})  # a second table, which is stepped behind the first
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 2)).sum() + added.sum()).backward()
+        optimizer.step()
     worker.finish()
     print("trained", flush=True)
 """
@@ -545,6 +552,17 @@ with ps.connect() as worker:
         print("on the host:", error, flush=True)
     dist.barrier(group)
     print("all", rank, worker.local_rank, worker.is_first, flush=True)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    several = ps.BucketOptions(first_bucket_bytes=4096, bucket_bytes=8192)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = worker.wrap(sgd, model, overlap=True, buckets=several)
+    def meet(gradient):
+        if rank == 1:
+            raise ValueError("a bug of this rank's")
+        dist.all_reduce(gradient.clone(), group=group)
+    hidden = model[0](torch.ones(1, 64))
+    hidden.register_hook(meet)  # when the second layer's gradients have left
+    model[1](hidden).sum().backward()
 """
 
 
@@ -556,10 +574,11 @@ def test_calls_of_torch_distributed_reach_the_ranks_of_the_group(
 
     ranks = start_groups(spawn, cluster, str(script), groups=1)[0]
 
-    assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
+    assert [rank.wait_end() for rank in ranks] == [75, 1], ranks[0].text + ranks[1].text
     assert "all 0 0 True" in ranks[0].lines
     assert "all 1 1 False" in ranks[1].lines
     assert "on the host: SyncBatchNorm expected input tensor to be on GPU" in ranks[0].text
+    assert "GroupBroken: rank 1 has ended: ValueError: a bug of this rank's" in ranks[0].text
 
 
 def test_one_command_starts_all_ranks_of_its_groups(spawn: Start, cluster: Servers, tmp_path: Path) -> None:

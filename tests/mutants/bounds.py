@@ -10,6 +10,13 @@ HAND_OFF = "tests/unit/ps_server/shard/test_hand_off.py"
 GARBAGE = "tests/unit/ps_server/shard/test_garbage.py"
 CONNECTING = "tests/component/connections/test_connecting.py"
 ROLLBACK = "tests/component/snapshots/test_rollback.py"
+KEPT = "tests/unit/ps_server/shard/table/test_kept_hyperparameters.py"
+TABLE = "tests/unit/ps_server/shard/table/test_table.py"
+LANES = "tests/unit/ps_server/test_lanes.py"
+BESIDE = "tests/unit/ps_server/coordinator/test_beside.py"
+CALLS = "tests/unit/ps_server/coordinator/test_refused_calls.py"
+SAID = "tests/unit/ps_server/coordinator/test_said.py"
+MAILBOX = "tests/unit/ps_server/coordinator/jobs/test_mailbox.py"
 PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
 
 MUTANTS = (
@@ -124,5 +131,234 @@ MUTANTS = (
         text="    return known[spec.number] if same else spec\n",
         fault="    return spec\n",
         tests=(GARBAGE,),
+    ),
+    Mutant(
+        name="hyper-parameters: each rank's are kept, though all are alike",
+        file="ps_server/shard/table/kept_hyperparameters.py",
+        text="kept = self._sets.setdefault(hyper, _Set(hyper))\n",
+        fault="kept = self._sets[hyper] = _Set(hyper)\n",
+        tests=(f"{KEPT}::test_what_thousands_send_alike_is_kept_once_and_let_go_with_the_last_of_them",),
+    ),
+    Mutant(
+        name="hyper-parameters: as many that differ as somebody likes",
+        file="ps_server/shard/table/kept_hyperparameters.py",
+        text="            if len(self._sets) > self._most:\n",
+        fault="            if False:\n",
+        tests=(f"{KEPT}::test_what_differs_is_refused_by_name_beyond_a_number_and_all_before_stays",),
+    ),
+    Mutant(
+        name="hyper-parameters: what is refused is kept all the same",
+        file="ps_server/shard/table/kept_hyperparameters.py",
+        text="                self._let_go(self._kept[sender].pop(number))\n                raise",
+        fault="                raise",
+        tests=(f"{KEPT}::test_what_differs_is_refused_by_name_beyond_a_number_and_all_before_stays",),
+    ),
+    Mutant(
+        name="hyper-parameters: what is sent again counts twice",
+        file="ps_server/shard/table/kept_hyperparameters.py",
+        text="            self._let_go(own.pop(number))\n",
+        fault="            own.pop(number)\n",
+        tests=(f"{KEPT}::test_one_that_is_sent_again_counts_once",),
+    ),
+    Mutant(
+        name="hyper-parameters: of who is evicted they stay",
+        file="ps_server/shard/table/table.py",
+        text="limit, now_s) for cell in self._cells.values()]\n            self._hyper.forget(worker)\n",
+        fault="limit, now_s) for cell in self._cells.values()]\n",
+        tests=(f"{TABLE}::test_hyper_parameters_of_who_has_gone_are_kept_no_more",),
+    ),
+    Mutant(
+        name="hyper-parameters: of who leaves they stay",
+        file="ps_server/shard/table/table.py",
+        text="cell.leave(worker, incarnation, now_s) for cell in self._cells.values()]\n"
+        "            self._hyper.forget(worker)\n",
+        fault="cell.leave(worker, incarnation, now_s) for cell in self._cells.values()]\n",
+        tests=(f"{TABLE}::test_hyper_parameters_of_who_has_gone_are_kept_no_more",),
+    ),
+    Mutant(
+        name="hyper-parameters: texts of any length",
+        file="ps_wire/spec/table.py",
+        text="if len(name) > MAX_TEXT or (isinstance(value, str) and len(value) > MAX_TEXT):",
+        fault="if len(name) > MAX_TEXT:",
+        tests=(f"{KEPT}::test_texts_are_short",),
+    ),
+    Mutant(
+        name="memory: hyper-parameters that workers send are not counted",
+        file="ps_server/shard/memory_budget.py",
+        text="        total += set_bytes(hyper) * (1 + most_sets(hyper, num_workers))\n",
+        fault="",
+        tests=(SHARD,),
+    ),
+    Mutant(
+        name="memory: parameters are not counted, nor their names",
+        file="ps_server/shard/memory_budget.py",
+        text="        total += sum(PARAMETER_BYTES + len(parameter.name) for parameter in spec.parameters)\n",
+        fault="",
+        tests=(SHARD,),
+    ),
+    Mutant(
+        name="lanes: what a caller asked who has gone is begun",
+        file="ps_server/lanes.py",
+        text="        self._put(job, future, partial(copy_context().run",
+        fault="        future.set_running_or_notify_cancel()\n        self._put(job, future, partial(copy_context().run",
+        tests=(f"{LANES}::test_what_a_caller_asked_that_has_gone_meanwhile_is_not_begun",),
+    ),
+    Mutant(
+        name="lanes: work does not know who asks",
+        file="ps_server/lanes.py",
+        text="partial(copy_context().run, work, *arguments)",
+        fault="partial(work, *arguments)",
+        tests=(f"{LANES}::test_an_event_loop_waits_for_work_that_is_done_in_the_context_of_who_asks",),
+    ),
+    Mutant(
+        name="tables: those of one job are read on all threads of the loop",
+        file="ps_server/coordinator/member_streams.py",
+        text="spec = await self._fleet.beside.run(runner.job.name, _table_of, made, runner.job.specs)",
+        fault="spec = await asyncio.to_thread(_table_of, made, runner.job.specs)",
+        tests=(f"{BESIDE}::test_tables_that_one_job_makes_hold_up_no_other_job",),
+    ),
+    Mutant(
+        name="snapshots: names for one job are looked for on all threads of the loop",
+        file="ps_server/coordinator/snapshots/scheduler.py",
+        text="return await self._fleet.beside.run(job, self._place().new_name, job)",
+        fault="return await asyncio.to_thread(self._place().new_name, job)",
+        tests=(f"{BESIDE}::test_names_of_snapshots_that_one_job_asks_for_hold_up_no_other_job",),
+    ),
+    Mutant(
+        name="snapshots: one job has its own looked for on all threads of the loop",
+        file="ps_server/coordinator/recovery.py",
+        text="await self._fleet.beside.run(job, look)",
+        fault="await asyncio.to_thread(look)",
+        tests=(f"{BESIDE}::test_snapshots_that_one_job_looks_for_hold_up_no_other_job",),
+    ),
+    Mutant(
+        name="log: a line for each snapshot that cannot be taken",
+        file="ps_server/coordinator/snapshots/scheduler.py",
+        text='            self._fleet.own.complaints.say(logging.ERROR, f"job {name}", said, error)\n',
+        fault='            logging.getLogger("ps_server").error(said, error)\n',
+        tests=(f"{CALLS}::test_snapshots_of_a_job_that_has_none_to_take",),
+    ),
+    Mutant(
+        name="log: a line for each look at a snapshot that cannot be used",
+        file="ps_server/coordinator/snapshots/saved_jobs.py",
+        text='                self._complaints.say(logging.ERROR, f"job {job}", "%s", error)\n',
+        fault='                logging.getLogger("ps_server").error("job %s: %s", job, error)\n',
+        tests=(f"{CALLS}::test_snapshots_that_cannot_be_used",),
+    ),
+    Mutant(
+        name="log: a line for each table that does not fit",
+        file="ps_server/shard/memory_budget.py",
+        text="        self.complaints.say(\n",
+        fault="        Complaints().say(\n",
+        tests=(f"{CALLS}::test_tables_that_do_not_fit",),
+    ),
+    Mutant(
+        name="said: steps of tables that no job has",
+        file="ps_server/coordinator/said.py",
+        text="if len(said) > MAX_TABLES or max(said, default=0) >= MAX_TABLES:",
+        fault="if len(said) > MAX_TABLES:",
+        tests=(SAID,),
+    ),
+    Mutant(
+        name="said: where somebody leaves is kept as it comes",
+        file="ps_server/coordinator/member_streams.py",
+        text="steps_by_table(message.leave.clocks), torn=torn",
+        fault="dict(message.leave.clocks), torn=torn",
+        tests=(SAID,),
+    ),
+    Mutant(
+        name="said: any message may be as large as a table",
+        file="ps_server/coordinator/member_streams.py",
+        text="                    check_size(message)\n",
+        fault="                    pass\n",
+        tests=(SAID,),
+    ),
+    Mutant(
+        name="said: a table with millions of empty entries waits to be read",
+        file="ps_server/coordinator/member_streams.py",
+        text="                    check_counts(made.table)\n",
+        fault="",
+        tests=(f"{SAID}::test_a_table_with_too_many_of_anything_does_not_wait_to_be_read",),
+    ),
+    Mutant(
+        name="said: hyper-parameters of a table are not counted",
+        file="ps_server/coordinator/said.py",
+        text=" or pairs > MAX_PAIRS:",
+        fault=":",
+        tests=(f"{SAID}::test_a_table_with_too_many_of_anything_does_not_wait_to_be_read",),
+    ),
+    Mutant(
+        name="calls: any message may be of 16 MiB",
+        file="ps_server/rpc/errors.py",
+        text="if small and len(data) > MAX_REQUEST_BYTES:",
+        fault="if False:",
+        tests=("tests/unit/ps_server/rpc/test_errors.py",),
+    ),
+    Mutant(
+        name="states: a message with millions of empty tensors waits",
+        file="ps_server/shard/service.py",
+        text="            if len(message.tensors) > MAX_TENSORS:",
+        fault="            if False:",
+        tests=("tests/unit/ps_server/shard/test_service.py",),
+    ),
+    Mutant(
+        name="mailbox: what is never heard is kept for ever",
+        file="ps_server/coordinator/jobs/mailbox.py",
+        text="        if len(self._kept) >= MAX_UNHEARD:\n",
+        fault="        if False:\n",
+        tests=(
+            f"{MAILBOX}::test_one_that_never_says_what_it_has_heard_is_refused_and_nothing_more_is_kept_for_it",
+        ),
+    ),
+    Mutant(
+        name="mailbox: more is kept behind the last word",
+        file="ps_server/coordinator/jobs/mailbox.py",
+        text="        if self._deaf:\n            return\n",
+        fault="",
+        tests=(
+            f"{MAILBOX}::test_one_that_never_says_what_it_has_heard_is_refused_and_nothing_more_is_kept_for_it",
+        ),
+    ),
+    Mutant(
+        name="mailbox: who does not read is asked again and again",
+        file="ps_server/coordinator/jobs/mailbox.py",
+        text=" and self._stream.qsize() < MAX_UNHEARD:",
+        fault=":",
+        tests=(f"{MAILBOX}::test_who_does_not_read_its_stream_is_not_asked_for_ever",),
+    ),
+    Mutant(
+        name="status: of all jobs where one is too large the workers are left out",
+        file="ps_server/rpc/reply_size.py",
+        text="while (size := entry.ByteSize()) > share and (count",
+        fault="while (size := entry.ByteSize()) > 0 and (count",
+        tests=("tests/unit/ps_server/rpc/test_reply_size.py",),
+    ),
+    Mutant(
+        name="status: that of a job of many workers is not cut",
+        file="ps_server/coordinator/service.py",
+        text="        reply_size.cut(jobs)\n",
+        fault="",
+        tests=("tests/unit/ps_server/rpc/test_reply_size.py",),
+    ),
+    Mutant(
+        name="tables: figures of those of a job of many workers are not cut",
+        file="ps_server/shard/service.py",
+        text="        reply_size.cut(tables)\n",
+        fault="",
+        tests=("tests/unit/ps_server/rpc/test_reply_size.py",),
+    ),
+    Mutant(
+        name="epochs: answers of who has gone are kept for ever",
+        file="ps_server/coordinator/epochs/epoch_book.py",
+        text="            del self._answers[key]\n",
+        fault="            pass\n",
+        tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),
+    ),
+    Mutant(
+        name="shared memory: places of all ranks' gradients are kept, however many",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            if len(self.own) + len(self.ranks) * len(self.of_ranks) < MAX_PLACES:\n",
+        fault="            if True:\n",
+        tests=("tests/unit/ps_server/shard/transport/test_shared_regions.py",),
     ),
 )

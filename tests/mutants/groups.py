@@ -40,13 +40,6 @@ MUTANTS = (
         tests=(OF_RANKS,),
     ),
     Mutant(
-        name="groups: scripts whose weights come by bucket hear of an older step than they have said",
-        file="ps_worker/group/gradient_reduce.py",
-        text="            self._scripts.leave_place()\n",
-        fault="            pass\n",
-        tests=(REDUCE,),
-    ),
-    Mutant(
         name="groups: weights go by bucket where one rank wants it",
         file="ps_worker/group/step_header.py",
         text='        self.by_bucket = all(one.get("by_bucket") for one in said)\n',
@@ -56,7 +49,7 @@ MUTANTS = (
     Mutant(
         name="groups: in a last step ranks hear that it was the last at different places",
         file="ps_worker/group/gradient_reduce.py",
-        text="        return self._header.by_bucket and not self._ending.decided\n",
+        text="        return self._header.by_bucket and not self._header.ends\n",
         fault="        return self._header.by_bucket\n",
         tests=(REDUCE,),
     ),
@@ -70,8 +63,8 @@ MUTANTS = (
     Mutant(
         name="groups: who waits for one call beside waits for all",
         file="ps_worker/group/beside.py",
-        text="        with self._waiting(lambda: self._turn > turn or self._error is not None):\n",
-        fault="        with self._waiting(lambda: self._over):\n",
+        text="lambda: self._turn > turn or self._error is not None, LOOK_S)",
+        fault="lambda: self._over, LOOK_S)",
         tests=(BESIDE,),
     ),
     Mutant(
@@ -378,8 +371,8 @@ MUTANTS = (
     Mutant(
         name="groups: SIGTERM of one rank is not passed on",
         file="ps_worker/group/step_header.py",
-        text='        self._ending.heard(any(one.get("ends") for one in said))\n',
-        fault='        self._ending.heard(bool(mine["ends"]))\n',
+        text='        self.ends = any(one.get("ends") for one in said)\n',
+        fault='        self.ends = bool(mine["ends"])\n',
         tests=(f"{REDUCE}::test_one_rank_that_is_to_end_ends_all_at_the_same_step",),
     ),
     Mutant(
@@ -652,8 +645,8 @@ MUTANTS = (
     Mutant(
         name="beside: who waits hears nothing of the group's end",
         file="ps_worker/group/beside.py",
-        text="lambda: over() or self._abort.error is not None, LOOK_S)",
-        fault="over, LOOK_S)",
+        text="lambda: self._over or self._abort.error is not None, LOOK_S)",
+        fault="lambda: self._over, LOOK_S)",
         tests=(f"{BESIDE}::test_a_group_that_has_ended_frees_who_waits_for_a_call_and_takes_no_more",),
     ),
     Mutant(
@@ -689,9 +682,51 @@ MUTANTS = (
     Mutant(
         name="beside: the thread beside compares what its script may be reading",
         file="ps_worker/group/channel.py",
-        text="        if self._place is None or self._place[1] != threading.get_ident():\n",
-        fault="        if self._place is None:\n",
+        text="        if place is None or place[1] != threading.get_ident():\n",
+        fault="        if place is None:\n",
         tests=(f"{CHANNEL}::test_another_thread_than_the_scripts_compares_nothing",),
+    ),
+    Mutant(
+        name="groups: a rank that has heard with another table that all are to end does so at once",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        if self._header.ends and bucket is None:\n",
+        fault="        if self._header.ends or self._ending.asked():\n",
+        tests=(f"{REDUCE}::test_what_was_heard_with_another_table_ends_no_rank_at_a_step_of_this_one",),
+    ),
+    Mutant(
+        name="beside: a call is put before there is a thread for it",
+        file="ps_worker/group/beside.py",
+        text="            self._check()\n            if self._thread is None:",
+        fault="            self._check()\n            self._calls[turn] = call\n            if self._thread is None:",
+        tests=(f"{BESIDE}::test_a_call_is_not_waited_for_whose_thread_was_never_started",),
+    ),
+    Mutant(
+        name="beside: who looks holds the lock that ends the group",
+        file="ps_worker/group/beside.py",
+        text="                while not over():\n                    self._look()\n",
+        fault="                while not over():\n                    with self._changed:\n                        self._look()\n",
+        tests=(f"{BESIDE}::test_who_looks_while_it_waits_holds_no_lock_that_others_need",),
+    ),
+    Mutant(
+        name="groups: a second table's place takes that of the first before it is compared",
+        file="ps_worker/group/channel.py",
+        text="        self._leave_place()\n        self._place = ",
+        fault="        self._place = ",
+        tests=(f"{CHANNEL}::test_scripts_that_stand_at_one_place_after_the_other_compare_each",),
+    ),
+    Mutant(
+        name="groups: half a message that was interrupted is followed by others",
+        file="ps_worker/group/channel.py",
+        text="            self._interrupted()\n            raise\n",
+        fault="            raise\n",
+        tests=(f"{CHANNEL}::test_a_script_that_is_interrupted_while_it_speaks_or_looks_ends_the_group",),
+    ),
+    Mutant(
+        name="groups: a rank that ends with an error waits for the others with what has left of its step",
+        file="ps_worker/steps.py",
+        text="            self._group.end_with(reason)  # first",
+        fault="            pass  # first",
+        tests=(f"{GROUPS}::test_calls_of_torch_distributed_reach_the_ranks_of_the_group",),
     ),
     Mutant(
         name="beside: a bucket comes with the one behind it",

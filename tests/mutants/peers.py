@@ -244,8 +244,8 @@ MUTANTS = (
     Mutant(
         name="manifests: those that wait hold threads that other jobs need",
         file="ps_server/shard/service.py",
-        text="                pool = self._manifests if file.name == MANIFEST else None\n",
-        fault="                pool = None\n",
+        text="await self._beside.run(file.job, end, arriving)",
+        fault="await self._beside.run(str(id(chunks)), end, arriving)",
         tests=("tests/unit/ps_server/shard/test_service.py",),
     ),
 )

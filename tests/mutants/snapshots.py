@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         name="snapshot: what workers answered to a cut of before counts",
         file=TAKING,
-        text="        if message.number == self._number and self._members.get(member.worker) is member:\n"
+        text="        if number == self._number and self._members.get(member.worker) is member:\n"
         "            self._ready",
         fault="        if self._members.get(member.worker) is member:\n            self._ready",
         tests=(

@@ -102,7 +102,6 @@ SEEN = {
     ("ps_server/shard/transport/grpc_stream.py", "create_task"): "the stream awaits its writing",
     ("ps_server/coordinator/drops.py", "create_task"): "watched.outcome",
     ("ps_server/shard/follower.py", "run_in_executor"): "watched.outcome",
-    ("ps_server/shard/service.py", "run_in_executor"): "the call awaits it",
     ("ps_server/rpc/health.py", "ensure_future"): "the call awaits what it reads, or cancels it",
     (
         "ps_server/process/in_process.py",

@@ -190,6 +190,8 @@ class EpochBook:
                     if left_over:
                         self._epochs[key].leave_over(piece.place, piece.first + used.batches)
             self._dealt.pop((loader, worker), None)
+        for key in [key for key, it in self._answers.items() if (key[1], it[0]) == (worker, incarnation)]:
+            del self._answers[key]
         for epoch in self._epochs.values():  # the shares that it has not asked for
             if epoch.owners.get(worker) in (incarnation, ANY):
                 epoch.give_up([worker], NOBODY, left_over=left_over)

@@ -44,7 +44,11 @@ _Limit: TypeAlias = float | None  # seconds
 
 
 class Fleet:
-    """All shards, as the coordinator reaches them. Used on the event loop only."""
+    """All shards, as the coordinator reaches them. Used on the event loop only.
+
+    Attributes:
+        beside: threads for what a job asks the coordinator for beside orders: one thing of a job at a time.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Fleet:
         self._ballots = Ballots(own.num_shards)
         self._loop = loop
         # Shard 0, too, carries a job's orders out in the order in which they are sent.
-        self._lanes = Lanes(pool)
+        self._lanes, self.beside = Lanes(pool), Lanes(pool)
         self._drained = False
         self._closed = False
         own.report_to(self._take_own)
@@ -208,6 +212,7 @@ class Fleet:
         for entry in self._registered.values():
             entry.give_up()
         self._lanes.close()
+        self.beside.close()
 
     async def drain(self) -> None:
         """Before `dump`: nothing is decided any more, and shard 0 has carried out what it was told."""

@@ -12,11 +12,19 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from ps_wire.errors import StrangerRefused
+from ps_wire.frames.messages import refused_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
 
 Stream: TypeAlias = "asyncio.Queue[pb.MemberReply | None]"
 
 LAST_WORDS = ("left", "refused")
+MAX_UNHEARD = 8192  # replies; a worker says with each heartbeat what it has heard
+_DEAF = pb.MemberReply(
+    refused=refused_to_proto(
+        StrangerRefused("this worker has not said for a long time which messages it has heard")
+    )
+)
 
 
 class Mailbox:
@@ -34,6 +42,7 @@ class Mailbox:
         self._number = number
         self._kept: deque[pb.MemberReply] = deque()
         self._stream: Stream | None = None
+        self._deaf = False  # it has not said for too long what it has heard: nothing more is kept for it
 
     def dump(self) -> dict[str, Any]:
         """All of it but the stream, for JSON."""
@@ -59,7 +68,15 @@ class Mailbox:
         return self._stream is None and said
 
     def put(self, reply: pb.MemberReply) -> None:
-        """Says something, now or on the next stream."""
+        """Says something, now or on the next stream.
+
+        One that never says what it has heard is refused, and nothing more is kept for it.
+        """
+        if self._deaf:
+            return
+        if len(self._kept) >= MAX_UNHEARD:
+            self._deaf, reply = True, _DEAF
+            self._kept.clear()
         self._number += 1
         numbered = pb.MemberReply(number=self._number)
         numbered.MergeFrom(reply)
@@ -69,7 +86,7 @@ class Mailbox:
 
     def ask(self, reply: pb.MemberReply) -> None:
         """Says something that nobody needs to hear later."""
-        if self._stream is not None:
+        if self._stream is not None and self._stream.qsize() < MAX_UNHEARD:
             self._stream.put_nowait(reply)
 
     def heard(self, number: int) -> None:

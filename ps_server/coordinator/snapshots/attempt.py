@@ -85,10 +85,10 @@ class SnapshotAttempt:
 
     # -- what members say, and what becomes of them ----------------------------------------------------
 
-    def ready(self, member: Member, message: pb.CutReady) -> None:
-        """A worker begins none of these steps before it hears more."""
-        if message.number == self._number and self._members.get(member.worker) is member:
-            self._ready[member.worker] = dict(message.steps)
+    def ready(self, member: Member, number: int, steps: Mapping[int, int]) -> None:
+        """A worker begins none of these steps, by table, before it hears more of the cut of that number."""
+        if number == self._number and self._members.get(member.worker) is member:
+            self._ready[member.worker] = steps
             self._changed.set()
 
     def captured(self, member: Member, message: pb.CutCaptured) -> None:
@@ -217,7 +217,8 @@ class SnapshotAttempt:
         await self._wait(lambda: self._members.keys() <= self._ready.keys(), "workers to answer")
         if not self._members:
             raise SnapshotFailed(f"job {job.name}: no worker trains")
-        return all(len(self._ready[worker]) >= job.num_tables for worker in self._members)
+        tables = set(range(job.num_tables))
+        return all(tables <= self._ready[worker].keys() for worker in self._members)
 
     async def _arm(self) -> None:
         self._specs = tuple(self._job.specs)

@@ -5,11 +5,12 @@ Blocks, as storage does. It must not know what becomes of jobs: that is `recover
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.coordinator.state_store import MAX_SAVED_BYTES, SAVED
-from ps_server.log import logger
+from ps_server.rpc.complaints import Complaints
 from ps_wire.errors import SnapshotCorrupt, SnapshotUnusable
 from ps_wire.snapshot.manifest import FINAL_FILE, FileRecord, Manifest, worker_file
 from ps_wire.snapshot.store import SnapshotStore
@@ -18,8 +19,10 @@ from ps_wire.snapshot.store import SnapshotStore
 class SavedJobs:
     """The saved jobs in a snapshot folder; implements `Snapshots`."""
 
-    def __init__(self, store: SnapshotStore) -> None:
+    def __init__(self, store: SnapshotStore, complaints: Complaints) -> None:
+        """Takes the folder, and the log of what in it cannot be used: whoever asks has it said again."""
         self._store = store
+        self._complaints = complaints
 
     def jobs(self) -> list[str]:
         """See `Snapshots.jobs`."""
@@ -37,7 +40,7 @@ class SavedJobs:
                     raise manifest
                 yield self._saved(job, name, manifest)
             except SnapshotUnusable as error:
-                logger.error("job %s: %s", job, error)
+                self._complaints.say(logging.ERROR, f"job {job}", "%s", error)
 
     def _saved(self, job: str, name: str, manifest: Manifest) -> SavedJob:
         records = {record.name: record for record in manifest.files}

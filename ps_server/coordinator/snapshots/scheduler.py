@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -82,10 +83,10 @@ class SnapshotScheduler:
 
     # -- what members say, and what becomes of them ----------------------------------------------------
 
-    def ready(self, job: str, member: Member, message: pb.CutReady) -> None:
+    def ready(self, job: str, member: Member, number: int, steps: Mapping[int, int]) -> None:
         """See `SnapshotAttempt.ready`."""
         if job in self._attempts:
-            self._attempts[job].ready(member, message)
+            self._attempts[job].ready(member, number, steps)
 
     def captured(self, job: str, member: Member, message: pb.CutCaptured) -> None:
         """See `SnapshotAttempt.captured`."""
@@ -165,7 +166,7 @@ class SnapshotScheduler:
 
     async def new_name(self, job: str) -> str:
         """A name for a snapshot that comes from elsewhere. Raises ConfigurationRefused: as `take`."""
-        return await asyncio.to_thread(self._place().new_name, job)
+        return await self._fleet.beside.run(job, self._place().new_name, job)
 
     def _place(self) -> SnapshotStore:
         if self._store is None:
@@ -208,7 +209,7 @@ class SnapshotScheduler:
                 except CutAborted as error:
                     if not left:
                         raise
-                    logger.info("%s; trying again", error)
+                    self._fleet.own.complaints.say(logging.INFO, f"job {name}", "%s; trying again", error)
                     await asyncio.sleep(LOOK_S)
                     attempt.check_again()
                     attempt = self._attempts[name] = self._make(runner)
@@ -232,12 +233,10 @@ class SnapshotScheduler:
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is
             self._errors[name] = error if isinstance(error, PsError) else InternalError.of(error)
             runner.events.count("snapshot_failed")
-            logger.error(
-                "job %s: NO SNAPSHOT: %s; the job goes on, and older snapshots stay",
-                name,
-                error,
-                exc_info=None if isinstance(error, PsError) else error,
-            )
+            if not isinstance(error, PsError):
+                logger.exception("bug while a snapshot of job %s is taken", name)
+            said = "NO SNAPSHOT: %s; the job goes on, and older snapshots stay"
+            self._fleet.own.complaints.say(logging.ERROR, f"job {name}", said, error)
         finally:
             try:
                 self._last[name] = await self._step_of(runner), time.monotonic()

@@ -28,7 +28,7 @@ from ps_server.shard.partition.screening import Screen
 from ps_server.shard.partition.totals import Totals
 from ps_server.shard.table.cuts import TableCuts
 from ps_server.shard.table.double_buffer import DoubleBuffer, Region
-from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
+from ps_server.shard.table.kept_hyperparameters import LEAST_SETS, KeptHyperparameters
 from ps_server.shard.table.step_closer import StepCloser
 from ps_server.shard.table.table_state import TableState
 from ps_wire.errors import (
@@ -72,6 +72,7 @@ class ShardTable:
         gate: Gate,
         nonfinite: NonFinite = NonFinite.ERROR,
         opening: int = 0,
+        most_hyper: int = LEAST_SETS,
         make_optimizer: Callable[..., piece_optimizer.PieceOptimizer] = piece_optimizer.PieceOptimizer,
         report: Callable[[Report], None] | None = None,
         submit: Callable[[Callable[[], None]], None] | None = None,
@@ -86,6 +87,7 @@ class ShardTable:
             gate: of the job.
             nonfinite: of the job.
             opening: number of the order that opens the table.
+            most_hyper: see `KeptHyperparameters`.
             make_optimizer: from a name, hyper-parameters and pieces.
             report: takes the shard's part of the norm of each clipped step, and with backup workers who is
                 there; must not block. Needed where other shards hold parts, too.
@@ -100,7 +102,7 @@ class ShardTable:
         self._gate = gate
         self._lock = threading.Lock()
         self._halves: DoubleBuffer | None = None
-        self._hyper = KeptHyperparameters()
+        self._hyper = KeptHyperparameters(most_hyper)
         self._cells: dict[int, Cell] = {}
         partitions = list(self.plan.partitions_of_shard(shard))
         clips = spec.clip_grad_norm is not None and partitions
@@ -292,6 +294,7 @@ class ShardTable:
         now_s = time.monotonic()
         with self.closer.changing():
             newest = [cell.leave(worker, incarnation, now_s) for cell in self._cells.values()]
+            self._hyper.forget(worker)
         self.closer.settle()
         return max(newest, default=0)
 
@@ -316,6 +319,7 @@ class ShardTable:
         with self.closer.changing():
             self.closer.reopen(membership_epoch)
             newest = [cell.evict(worker, incarnation, limit, now_s) for cell in self._cells.values()]
+            self._hyper.forget(worker)
         self.closer.settle()
         return max(newest, default=0)
 

@@ -32,6 +32,7 @@ from ps_wire.spec.codec import AS_THEY_ARE
 from ps_wire.spec.plan import Plan
 
 MAX_OWN = 2  # descriptors of the sender's own memory: gradients, weights
+MAX_PLACES = 16_384  # of a table that are kept: 1.3 KB each with its tensor. Others are made for each push
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +47,19 @@ class _Regions:
     of_ranks: dict[int, tuple[SharedPlace, ...]] = field(default_factory=dict)
 
     def terms(self, partition: int, *, of_ranks: bool) -> tuple[SharedPlace, ...]:
-        """Where the terms of a gradient lie, one or those of all ranks: the same objects each time."""
+        """Where the terms of a gradient lie, one or those of all ranks: the same objects each time.
+
+        Where there are too many to be kept, those of further partitions are made anew.
+        """
         if of_ranks and not self.ranks:
             raise FrameRefused("this connection shares no memory of the ranks of a group")
         known = self.of_ranks if of_ranks else self.own
         places = known.get(partition)
         if places is None:
             regions = self.ranks if of_ranks else (self.gradients,)
-            places = known[partition] = tuple(SharedPlace(self.place(it, partition)) for it in regions)
+            places = tuple(SharedPlace(self.place(it, partition)) for it in regions)
+            if len(self.own) + len(self.ranks) * len(self.of_ranks) < MAX_PLACES:
+                known[partition] = places
         return places
 
     def place(self, region: memoryview, partition: int) -> memoryview:

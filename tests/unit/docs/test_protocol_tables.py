@@ -10,6 +10,7 @@ from ps_server.coordinator import meetings, member_streams, readers, recovery, s
 from ps_server.coordinator.jobs import actions
 from ps_server.coordinator.jobs import runner as room
 from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc import errors as call_errors
 from ps_server.rpc import greeting
 from ps_server.shard import connection_tokens
 from ps_server.shard.table import cuts as cut_table
@@ -113,7 +114,7 @@ def test_the_reference_has_every_exit_code():
     [
         ("payload of a frame", [frame.MAX_PAYLOAD_BYTES >> 20]),
         ("meta of a frame", [(frame.MAX_META_BYTES + 64) >> 20, 64]),
-        ("a gRPC message", [channel.MAX_MESSAGE_BYTES >> 20]),
+        ("a gRPC message", [channel.MAX_MESSAGE_BYTES >> 20, call_errors.MAX_REQUEST_BYTES >> 20]),
         (
             "data of a message with optimizer state",
             [state_messages.MESSAGE_BYTES >> 20],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
+from contextvars import ContextVar
 
 import pytest
 
@@ -64,3 +66,26 @@ def test_once_closed_what_comes_is_refused_again_and_again() -> None:
     go.set()
     given.result(LIMIT_S)
     assert done == [1]
+
+
+async def test_an_event_loop_waits_for_work_that_is_done_in_the_context_of_who_asks(lanes: Lanes) -> None:
+    said: ContextVar[str] = ContextVar("said")
+    said.set("who asks")
+    assert await lanes.run("a", lambda number: (number, said.get()), 7) == (7, "who asks")
+    with pytest.raises(ZeroDivisionError):
+        await lanes.run("a", lambda: 1 // 0)
+
+
+async def test_what_a_caller_asked_that_has_gone_meanwhile_is_not_begun(lanes: Lanes) -> None:
+    """Its file is given up, say: nothing is to be written to it any more."""
+    go, done = threading.Event(), []
+    held = lanes.submit("a", lambda: go.wait(LIMIT_S))
+    gone = asyncio.create_task(lanes.run("a", done.append, "of who has gone"))
+    stays = asyncio.create_task(lanes.run("a", done.append, "of who stays"))
+    await asyncio.sleep(0)  # both are asked
+    gone.cancel()
+    await asyncio.wait([gone])
+    go.set()
+    await stays
+    assert held.result(LIMIT_S)
+    assert done == ["of who stays"]

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from ps_server.rpc.errors import ErrorInterceptor
+from ps_server.rpc.errors import MAX_REQUEST_BYTES, ErrorInterceptor
 
 
 class Stopped(grpc.aio.BaseError):
@@ -48,3 +48,29 @@ async def test_a_stream_of_a_server_that_has_stopped_is_at_its_end(
     else:
         assert [reply async for reply in wrapped.stream_stream(messages(), None)] == [1]
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("name", "taken"), [("Share", False), ("Read", False), ("Member", True)])
+async def test_a_message_that_is_large_is_parsed_only_where_some_are(name: str, taken: bool) -> None:
+    """Parsed, it takes up to forty times its bytes, and the loop as long as that takes."""
+    handler = grpc.stream_stream_rpc_method_handler(repeat, request_deserializer=len)
+
+    async def continuation(_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return handler
+
+    async def large() -> AsyncIterator[bytes]:
+        yield bytes(MAX_REQUEST_BYTES + 1)
+
+    class Context:
+        async def abort(self, code: grpc.StatusCode, details: str, _metadata: object) -> None:
+            raise grpc.aio.AbortError(code, details)
+
+    details = SimpleNamespace(method=f"/service/{name}")
+    wrapped = await ErrorInterceptor().intercept_service(continuation, details)
+    if taken:
+        assert [it async for it in wrapped.stream_stream(large(), Context())] == [MAX_REQUEST_BYTES + 1]
+        return
+    with pytest.raises(grpc.aio.AbortError) as refused:
+        assert not [it async for it in wrapped.stream_stream(large(), Context())]
+    assert refused.value.args[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"at most {MAX_REQUEST_BYTES} are taken" in refused.value.args[1]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ps_server.shard.connection_tokens import MAX_TOKENS, TOKEN_BYTES
-from ps_server.shard.memory_budget import CELL_BYTES
+from ps_server.shard.memory_budget import CELL_BYTES, PARAMETER_BYTES
 from ps_server.shard.shard import MAX_PARTITIONS
+from ps_server.shard.table.kept_hyperparameters import KEPT_HYPERPARAMETERS, set_bytes
 from ps_wire.errors import (
     ConfigurationRefused,
     JobUnknown,
@@ -31,10 +33,19 @@ def spec_of(numel=5000, optimizer="Adam", number=0, **hyper):
     return table_spec(optimizer, group(lr=0.1, **hyper), shapes=((numel,),), number=number)
 
 
-def need_of(spec, staged=2):
+def beside(spec, plan, num_workers):
+    """Beside slices: partitions, parameters with their names, the hyper-parameters that workers send."""
+    hyper = spec.optimizer.hyperparameters
+    names = sum(len(parameter.name) for parameter in spec.parameters)
+    sets = 1 + KEPT_HYPERPARAMETERS * (num_workers + 1)
+    parameters = PARAMETER_BYTES * len(spec.parameters) + names
+    return CELL_BYTES * plan.count_of_shard(0) + parameters + sets * set_bytes(hyper)
+
+
+def need_of(spec, staged=2, num_workers=2):
     """With Adam, on the only shard; gradients of two workers wait for their step under bsp."""
     plan = Plan(spec, 1)
-    return plan.slice_bytes(0) * (1 + 2 + staged) + CELL_BYTES * plan.count_of_shard(0)
+    return plan.slice_bytes(0) * (1 + 2 + staged) + beside(spec, plan, num_workers)
 
 
 class Connection:
@@ -103,13 +114,23 @@ def test_a_table_takes_weights_state_and_a_slice_per_worker(num_shards, optimize
     spec = spec_of(optimizer=optimizer, **hyper)
     shard.open_table("j", spec)
     plan = Plan(spec, num_shards)
-    assert held(shard) == {"j": plan.slice_bytes(0) * (1 + slots + 4) + CELL_BYTES * plan.count_of_shard(0)}
+    assert held(shard) == {"j": plan.slice_bytes(0) * (1 + slots + 4) + beside(spec, plan, 4)}
+
+
+def test_a_table_of_many_small_parameters_with_long_names_takes_more_than_its_weights():
+    """As large as a message may be: else one job's token would fill the memory with such tables."""
+    spec = table_spec("SGD", ADAM, shapes=((1,),) * 1000)
+    spec = replace(spec, parameters=tuple(replace(it, name=it.name * 100) for it in spec.parameters))
+    shard = shard_with(1000 * PARAMETER_BYTES)
+    with pytest.raises(MemoryLimitExceeded) as refused:
+        shard.open_table("j", spec)
+    assert refused.value.facts["needed"] == 3 * Plan(spec, 1).slice_bytes(0) + beside(spec, Plan(spec, 1), 2)
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp:3"])
 def test_where_pushes_are_applied_as_they_come_no_slice_per_worker_is_counted(consistency):
     """None is kept: with 64 workers a table takes what it takes with one, and a refusal says so."""
-    need = need_of(spec_of(), staged=0)
+    need = need_of(spec_of(), staged=0, num_workers=64)
     shard = shard_with(need, num_workers=64, consistency=consistency)
     shard.open_table("j", spec_of())
     assert held(shard) == {"j": need}

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from ps_wire.errors import GroupBroken, NonFiniteGradient
+from ps_worker.group import beside as module
 from ps_worker.group.beside import Beside
 from tests.unit.ps_worker.group.wires import Town, town
 from tests.until import LIMIT_S
@@ -134,10 +135,44 @@ def test_who_is_interrupted_while_it_waits_ends_the_group(monkeypatch: pytest.Mo
 
 
 def raises_any(error: BaseException) -> Callable[..., object]:
-    def call(*_: object) -> None:
+    def call(*_: object, **__: object) -> None:
         raise error
 
     return call
+
+
+def test_who_looks_while_it_waits_holds_no_lock_that_others_need(monkeypatch: pytest.MonkeyPatch):
+    """It may ask the group's store, and the group may end meanwhile."""
+
+    def ends() -> None:
+        with group.aborts[0].changed:
+            ended.set()
+
+    def look() -> None:
+        threading.Thread(target=ends, daemon=True).start()
+        seen.append(ended.wait(LIMIT_S))
+        go_on.set()
+
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    ended, go_on, seen = threading.Event(), threading.Event(), list[bool]()
+    with town(2) as group:
+        beside = Beside(group.channels[0], group.aborts[0], look)
+        beside.put(0, lambda: go_on.wait(LIMIT_S))
+        beside.wait()
+        beside.close()
+    assert set(seen) == {True}
+
+
+def test_a_call_is_not_waited_for_whose_thread_was_never_started(monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C came first; what had not left of the step abstains."""
+    with made() as (group, beside):
+        with monkeypatch.context() as patch:
+            patch.setattr(module.watched, "thread", raises_any(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                beside.put(0, raises(ZeroDivisionError()))
+        assert not beside.used
+        beside.wait()
+        assert not group.said
 
 
 def test_a_bug_in_a_call_ends_the_group(caplog: pytest.LogCaptureFixture):

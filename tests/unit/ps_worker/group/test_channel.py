@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from ps_wire.errors import GroupBroken, JobMismatch
 from ps_worker.group.abort import Abort
 from ps_worker.group.channel import MAX_HEADER_BYTES, SIZES, Channel, Said
+from ps_worker.group.lines import RankLines
 from tests.unit.ps_worker.group.wires import town
 from tests.until import LIMIT_S, until
 
@@ -129,6 +131,41 @@ def test_scripts_that_stand_at_the_same_place_compare_it_before_what_they_say_ne
 
     with town(3) as group:
         assert [group.run(script) for _ in range(2)] == [[[0, 1, 2]] * 3] * 2
+
+
+def test_scripts_that_stand_at_one_place_after_the_other_compare_each() -> None:
+    """As in a step of an optimizer over two tables."""
+
+    def script(rank: int) -> list[Any]:
+        channel = group.channels[rank]
+        channel.stand("step 3 of table 0")
+        channel.stand("step 3 of table 1")
+        return [one.fields["n"] for one in channel.share("weights", {"n": rank})]
+
+    with town(3) as group:
+        assert group.run(script) == [[0, 1, 2]] * 3
+
+
+def test_a_script_that_is_interrupted_while_it_speaks_or_looks_ends_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half a message may have left, or come."""
+    calls: dict[str, Callable[[Channel], object]] = {
+        "queue": lambda channel: channel.say("step 3"),
+        "receive": lambda channel: channel.all_have_said(),
+    }
+    for interrupted, call in calls.items():
+        with town(2) as group, monkeypatch.context() as patched:
+            patched.setattr(RankLines, interrupted, _interrupt)
+
+            with pytest.raises(KeyboardInterrupt):
+                call(group.channels[0])
+
+            assert group.said == ["rank 0 was interrupted while it waited for the others"]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2])

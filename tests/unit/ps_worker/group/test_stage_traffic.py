@@ -194,17 +194,6 @@ def test_stages_with_other_hyper_parameters_end_the_group_at_the_next_step() -> 
     assert "param_groups differ" in str(found[1])
 
 
-def test_with_backup_workers_stages_push_together() -> None:
-    """Else a step could close without the worker between the pushes of two stages."""
-    with town(2) as group:
-        table = Table(group, plan_of(APART[0]), APART[1], "bsp:backup=1")
-        found = group.run(
-            lambda rank: table.push(rank) if rank else group.channels[0].share("something else")
-        )
-
-    assert "rank 0 is at something else, and rank 1 on host1 at step 0 of table 0" in str(found[1])
-
-
 def test_a_stage_without_a_gradient_abstains_by_itself() -> None:
     with town(2) as group:
         table = Table(group, plan_of(APART[0]), APART[1])

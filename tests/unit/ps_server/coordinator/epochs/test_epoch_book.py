@@ -155,6 +155,17 @@ def test_the_start_of_a_share_is_not_lost_with_the_answer_that_brought_it():
     assert ask() == ask() == piece(0, 0, first=1)
 
 
+def test_answers_of_who_has_gone_are_kept_no_more():
+    """Numbers of workers and loaders are many; those of who has come under the same number stay."""
+    shares = EpochBook()
+    for worker, incarnation in ((0, 9), (1, 9), (2, 10)):
+        shares.once(0, worker, incarnation, 1, lambda: None)
+    shares.gone(0, 9, 0)
+    shares.finished(1, 9, 0)
+    shares.gone(2, 9, 0)
+    assert [answer[:3] for answer in shares.dump()["answers"]] == [[0, 2, 10]]
+
+
 def test_who_came_after_an_epoch_was_dealt_gets_what_is_left_over():
     """So a worker that was evicted goes on where it was, if nobody was quicker."""
     shares = begun()

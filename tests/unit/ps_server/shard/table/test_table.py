@@ -295,6 +295,18 @@ def test_the_last_few_hyper_parameters_are_kept():
         it.send(Kind.PUSH, step=1, hyper=1, payload=ONES)
 
 
+def test_hyper_parameters_of_who_has_gone_are_kept_no_more():
+    """In order, or evicted."""
+    it = Table(consistency=ASP())
+    for worker in range(2):
+        it.hyper(1, worker, lr=1.0)
+    it.table.leave(0, 1)
+    assert set(it.table.dump(going_on=True).hyper) == {(1, 0)}
+    it.table.fence(1, 1)
+    it.table.evict(1, 1, 0, 1)
+    assert not it.table.dump(going_on=True).hyper
+
+
 def test_hyper_parameters_of_another_kind_are_refused():
     """They are checked before they are kept."""
     it = Table()
