@@ -10,10 +10,12 @@
                far stages that are run as a whole are from the sum of their blocks
     bubble     stages that sleep: the idle share of `--schedule`, less its formula, in points
     memory     the most bytes that autograd keeps in the first stage, 1f1b over gpipe
-    pss        memory (PSS, after two steps) of the largest of 4 stages over that of a worker of one process,
-               for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, whose worker of one
-               process and server take 24 GiB; without `--width` as wide as there is room for here. What of
-               it is memory that is not shared (anon), shared with servers (shmem), or of programs (file)
+    pss        memory (PSS) of the largest of 4 stages over that of a worker of one process, after two steps,
+               for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, which takes 33 GiB
+               with its servers; without `--width` as wide as there is room for here. What of it is memory
+               that is not shared (anon), shared with servers (shmem), or of programs (file). `whole` is all
+               of it; `held` is without freed blocks that the C allocator keeps, which differ by a gigabyte
+               from run to run, and `share` is that of `held`
 """
 
 import argparse
@@ -41,7 +43,8 @@ from ps_worker.pipeline.timetable import formula
 STAGE = Path(__file__).with_name("pipeline_stage.py")
 MICROBATCHES, STEPS, LIMIT_S = 8, 2, 300.0
 LAYERS, WORDS, POSITIONS, WIDTH, HEAD = 48, 50257, 1024, 1600, 64  # gpt2-xl
-NEEDED = 4.6  # times its parameters: a worker of one process and its server, 4.2 when it was measured
+NEEDED = 5.2  # times its parameters, of all processes: 5.1 at the end of a run at 768 and 1280
+RESERVE_BYTES = 2 << 30  # what does not grow with it, 1 GiB, and as much for others
 SLEEPING = """
 import sys, time, torch, ps_worker as ps
 FORWARD_S, BACKWARD_S, MICROBATCHES, STEPS = 0.05, 0.1, 8, 4
@@ -117,9 +120,11 @@ with ps.connect() as worker:
     worker.finish()
 """
 WEIGHING = """
-import re, sys, torch, ps_worker as ps
+import re, sys, time, torch, ps_worker as ps
+from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
+from ps_wire.process.allocator import give_back_freed_blocks
 WIDTH, LAYERS, WORDS, POSITIONS, HEAD = map(int, sys.argv[1:])
 CONTEXT, MICROBATCHES, HEADS = 8, 4, WIDTH // HEAD
 
@@ -153,6 +158,12 @@ class Model(nn.Module):
 def loss_of(output, target):
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
+def meet(what):  # what a process maps alone counts as its own: nobody measures while others begin or leave
+    folder = Path(__file__).parent
+    (folder / f"{what} {worker.group_rank}").touch()
+    while len(list(folder.glob(f"{what} [0-9]*"))) < worker.group_size:
+        time.sleep(0.01)
+
 with ps.connect() as worker:
     x = torch.arange(MICROBATCHES * CONTEXT).view(MICROBATCHES, CONTEXT)
     piped = worker.group_size > 1
@@ -168,9 +179,13 @@ with ps.connect() as worker:
             for part in x.split(1):
                 (loss_of(model(part), part) / MICROBATCHES).backward()
         optimizer.step()
-    lines = open("/proc/self/smaps_rollup").read()
-    found = re.findall("^(Pss|Pss_Anon|Pss_File|Pss_Shmem): +([0-9]+) kB", lines, re.MULTILINE)
-    print(*[f"{name.lower()} {int(kb) * 1024}" for name, kb in found], flush=True)
+    for name in ("whole", "held"):
+        meet(name)
+        lines = open("/proc/self/smaps_rollup").read()
+        found = re.findall("^(Pss|Pss_Anon|Pss_File|Pss_Shmem): +([0-9]+) kB", lines, re.MULTILINE)
+        print(*[f"{name}_{kind.lower()} {int(kb) * 1024}" for kind, kb in found], flush=True)
+        meet(f"{name} found")
+        give_back_freed_blocks()
 """
 
 
@@ -277,7 +292,7 @@ def memory(stages: int) -> dict[str, object]:
 def width_for(available_bytes: int) -> int:
     """The widest such model of which a worker of one process and its server fit into so much memory."""
     widths = range(HEAD, WIDTH + 1, HEAD)
-    fit = [it for it in widths if NEEDED * 4 * _numbers(it) + 2**30 <= available_bytes]
+    fit = [it for it in widths if NEEDED * 4 * _numbers(it) + RESERVE_BYTES <= available_bytes]
     return max(fit, default=HEAD)
 
 
@@ -290,17 +305,23 @@ def pss(stages: int, width: int | None) -> dict[str, object]:
     """See `--what pss`."""
     width = width or width_for(usage.available_bytes() or 0)
     shape = [str(it) for it in (width, LAYERS, WORDS, POSITIONS, HEAD)]
+    said = {count: _output(WEIGHING, count, *shape) for count in (stages, 1)}
+    held, whole = (_compared(name, said[stages], said[1]) for name in ("held", "whole"))
+    return {"width": width, "share": held["share"], "held": held, "whole": whole}
+
+
+def _compared(name: str, staged: str, alone: str) -> dict[str, object]:
+    """The figures of that name, of the stages and of the process that are alone."""
     kinds = "pss", "pss_anon", "pss_file", "pss_shmem"
-    said = _output(WEIGHING, stages, *shape)
-    parts = sorted(zip(*(_figures(kind, said) for kind in kinds), strict=True))
-    said = _output(WEIGHING, 1, *shape)
-    (whole,) = zip(*(_figures(kind, said) for kind in kinds), strict=True)
+    parts, (one,) = (
+        sorted(zip(*(_figures(f"{name}_{kind}", said) for kind in kinds), strict=True))
+        for said in (staged, alone)
+    )
     return {
-        "width": width,
         "stages": [part[0] for part in parts],
         "largest": dict(zip(kinds, parts[-1], strict=True)),
-        "one_process": dict(zip(kinds, whole, strict=True)),
-        "share": parts[-1][0] / whole[0],
+        "one_process": dict(zip(kinds, one, strict=True)),
+        "share": parts[-1][0] / one[0],
     }
 
 

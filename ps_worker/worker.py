@@ -227,7 +227,8 @@ class Worker:
                 that is pushed, which saves the memory of a gradient; with `zero_grad(set_to_none=False)` its
                 copy, too. With overlap, gradients must not be written to between backward and `step()`. In a
                 group `step()` leaves there what it reduced: the ranks' mean, or this rank's own; with
-                overlap backward does, so that they must not be read in between, either.
+                overlap backward does, so that they must not be read in between, either. In a pipeline the
+                gradient of weights that are tied over two stages is there the sum of both.
             buckets: sizes of buckets and partitions.
 
         Raises:
@@ -242,7 +243,7 @@ class Worker:
         if weight not in ("equal", "ranks", "samples"):
             raise UsageError(f'weight must be "equal", "ranks" or "samples", got {weight!r}')
         check_norm(clip_grad_norm)
-        overlap = self._check_group_wrap(overlap, clip_grad_norm, as_views=gradient_as_bucket_view)
+        overlap = self._check_group_wrap(overlap, clip_grad_norm)
         if isinstance(optimizer, torch.nn.Module) and isinstance(model, torch.optim.Optimizer):
             raise UsageError("wrap takes the optimizer first: worker.wrap(optimizer, model)")
         if isinstance(optimizer, WrappedOptimizer):
@@ -649,7 +650,7 @@ class Worker:
             )
 
     def _check_group_wrap(
-        self, overlap: Literal["auto"] | bool, clip_grad_norm: float | None, *, as_views: bool
+        self, overlap: Literal["auto"] | bool, clip_grad_norm: float | None
     ) -> Literal["auto"] | bool:
         """Refuses what `wrap` cannot do in a group; gives `overlap` as it is there."""
         if self.group_size == 1:
@@ -657,8 +658,6 @@ class Worker:
         stages = self._group is not None and self._group.stages is not None
         if stages and overlap is True:
             self._refuse_in_group("overlap=True in a pipeline", "leave overlap out, or give overlap=False")
-        if stages and as_views:
-            self._refuse_in_group("gradient_as_bucket_view=True in a pipeline", "leave it out")
         if stages and clip_grad_norm is not None and not self._settings.consistency.aggregates:
             self._refuse_in_group(  # a stage has not the whole norm
                 f"clip_grad_norm in a pipeline under {self._settings.consistency}", "take bsp"

@@ -25,7 +25,7 @@ from ps_worker.group.stage_traffic import StageTable
 from ps_worker.pipeline import own_parameters
 from ps_worker.pipeline.blocks import Blocks
 from ps_worker.pipeline.schedules import ranks_of, schedule_of
-from ps_worker.pipeline.stage_module import CHECKPOINTS, StageModule, shapes_of
+from ps_worker.pipeline.stage_module import CHECKPOINTS, Autocast, StageModule, shapes_of
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 BESIDE_TAG = 1  # of what is sent beside the schedule, whose own is 0
@@ -84,6 +84,8 @@ class Pipeline:
         self._loss_fn: LossFn | None = None
         inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
         self._example = [_split(it, microbatches) for it in inputs]
+        self._device = inputs[0].device
+        self._autocast = Autocast.of_script(self._device.type)
         names = [blocks.names[cut] for cut in cuts]
         wanted = names if asked_cuts is None else [names[0], *asked_cuts]
         self._check_alike(blocks, asked_stages, wanted, schedule, inputs, checkpoint)
@@ -107,8 +109,7 @@ class Pipeline:
         kept = {name for name, of in self._holders.items() if self._rank in of}
         self._check_values(kept)
         parts = [blocks.stage(*span) for span in spans]
-        self._shapes = shapes = shapes_of(parts, self._example)
-        self._device = inputs[0].device
+        self._shapes = shapes = shapes_of(parts, self._example, self._autocast)
         own_parameters.check_first_values(model)
         own_parameters.let_go(model, kept)
         own_parameters.materialize(model, kept, self._device, seed)
@@ -126,7 +127,14 @@ class Pipeline:
         self._wires = group.stages
         self._sending: list[torch.distributed.Work] = []  # beside what the schedule sends
         self.modules = tuple(
-            StageModule(parts[stage], mode=checkpoint, microbatches=microbatches) for stage in self.stages
+            StageModule(
+                parts[stage],
+                mode=checkpoint,
+                microbatches=microbatches,
+                autocast=self._autocast,
+                gives=shapes[stage + 1] if stage < self.num_stages - 1 else None,
+            )
+            for stage in self.stages
         )
         from torch.distributed.pipelining import PipelineStage  # noqa: PLC0415 - imports the compiler
 
@@ -209,9 +217,10 @@ class Pipeline:
         self._check_untrained()
         every = [it for module in self.modules for it in module.parameters()]
         parameters = [it for it in dict.fromkeys(every) if it.requires_grad]
-        before = [it.grad for it in parameters]
-        for parameter in parameters:
-            parameter.grad = None
+        before = [None if it.grad is None or _is_zero(it.grad) else it.grad for it in parameters]
+        for parameter, old in zip(parameters, before, strict=True):
+            if old is not None:  # zeros are added to where they are
+                parameter.grad = None
         losses = self._run(inputs, target, loss_fn)
         with torch.no_grad():
             for parameter, old in zip(parameters, before, strict=True):
@@ -229,7 +238,8 @@ class Pipeline:
         self._loss_fn = loss_fn
         last = {"target": target, "losses": losses} if self._rank == self._last else {}
         try:
-            self._schedule.step(*(inputs if 0 in self.stages else ()), return_outputs=False, **last)
+            with self._autocast.backward():  # forwards have theirs
+                self._schedule.step(*(inputs if 0 in self.stages else ()), return_outputs=False, **last)
         finally:
             self._loss_fn = None
             for stage in self._made:
@@ -260,7 +270,8 @@ class Pipeline:
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
-        return _one_number(self._loss_fn(output, target))
+        with self._autocast.forward():
+            return _one_number(self._loss_fn(output, target))
 
     def _share(self, losses: Sequence[float]) -> torch.Tensor:
         """All ranks get the loss, and rank 0 the buffers of others that have changed; no sender waits."""
@@ -376,6 +387,7 @@ class Pipeline:
             "microbatches": self.microbatches,
             "example": ", ".join(map(_described, inputs)),
             "checkpoint": checkpoint,
+            "autocast": self._autocast,
         }
         said = self._group.channel.share(
             "worker.pipeline()", {"host": socket.gethostname(), "facts": list(map(str, facts.values()))}
@@ -448,6 +460,7 @@ class Pipeline:
 
     def _checked(self, batch: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """The inputs and the target of a batch."""
+        self._autocast.check(Autocast.of_script(self._device.type))
         if len(batch) != len(self._example) + 1:
             raise PipelineError(
                 f"pipeline.step() takes {len(self._example)} inputs and a target, got {len(batch)} tensors"
@@ -480,6 +493,11 @@ def _split(example: torch.Tensor, microbatches: int) -> torch.Tensor:
             f"size that is a multiple of {microbatches}"
         )
     return torch.empty_like(example[:size], device="meta")
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    """Whether there is nothing in it; of an accelerator's it is not asked, for it would have to catch up."""
+    return gradient.is_cpu and not gradient.any()
 
 
 def _one_number(loss: Any) -> torch.Tensor:

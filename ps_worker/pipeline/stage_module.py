@@ -1,4 +1,4 @@
-"""A stage as torch's schedule calls it, and the shapes of what goes from stage to stage.
+"""A stage as torch's schedule calls it, its autocast, and the shapes of what goes from stage to stage.
 
 It must not know ranks or sockets.
 """
@@ -6,6 +6,8 @@ It must not know ranks or sockets.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,15 +24,78 @@ MIXED = {torch.float16, torch.bfloat16, torch.float32}  # autocast may bring the
 PRODUCTS = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution}
 
 
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """Autocast as a script has it around its calls.
+
+    Attributes:
+        device: the type of device.
+        dtype: that products are computed in; None: there is none.
+    """
+
+    device: str
+    dtype: torch.dtype | None = None
+
+    @classmethod
+    def of_script(cls, device: str) -> Autocast:
+        """As it is in force on this thread now."""
+        return cls(device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+
+    def forward(self, *, cached: bool = True) -> AbstractContextManager[object]:
+        """In it a forward runs; `cached`: casts of weights are kept until the script's own autocast ends."""
+        if self.dtype is None:
+            return self.backward()
+        return torch.autocast(self.device, self.dtype, cache_enabled=None if cached else False)
+
+    def backward(self) -> AbstractContextManager[object]:
+        """In it a backward runs, as behind a script's autocast."""
+        return torch.autocast(self.device, enabled=False)
+
+    def check(self, now: Autocast) -> None:
+        """Refuses another than that of `worker.pipeline()`, whose shapes are those of what stages send.
+
+        Raises:
+            PipelineError: saying both.
+        """
+        if now != self:
+            raise PipelineError(
+                f"worker.pipeline() was called under {self}, and pipe.step() or pipe.evaluate() under {now}: "
+                "call all of them under the same"
+            )
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return "no autocast"
+        return f"autocast of {self.device} to {str(self.dtype).removeprefix('torch.')}"
+
+
 class StageModule(nn.Module):
     """One stage, whose activations are kept for backward, or computed again in it."""
 
-    def __init__(self, inner: nn.Module, *, mode: str, microbatches: int) -> None:
-        """Takes the stage; `mode` is one of `CHECKPOINTS`."""
+    def __init__(
+        self,
+        inner: nn.Module,
+        *,
+        mode: str,
+        microbatches: int,
+        autocast: Autocast,
+        gives: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Takes the stage.
+
+        Args:
+            inner: its modules.
+            mode: one of `CHECKPOINTS`.
+            microbatches: of a step.
+            autocast: in which its forward runs.
+            gives: what goes on from it, without values; None: nothing, it is the last.
+        """
         super().__init__()
         self.inner = inner
         self._mode = mode
         self._microbatches = microbatches
+        self._autocast = autocast
+        self._gives = None if gives is None else [_described(it) for it in gives]
         self._number = 0  # of the micro-batch that comes next
 
     def begin(self) -> None:
@@ -38,30 +103,69 @@ class StageModule(nn.Module):
         self._number = 0
 
     def forward(self, *args: Any) -> Any:
-        """One micro-batch."""
+        """One micro-batch.
+
+        Raises:
+            PipelineError: it gives other dtypes or shapes than the next stage waits for.
+        """
         self._number += 1
         last = self._number == self._microbatches
         again = self._mode == "always" or (self._mode == "except_last" and not last)
-        if again and torch.is_grad_enabled():
-            return checkpoint(self.inner, *args, use_reentrant=False)
-        return self.inner(*args)
+        with self._autocast.forward():
+            if again and torch.is_grad_enabled():
+                made = checkpoint(self.inner, *args, use_reentrant=False)
+            else:
+                made = self.inner(*args)
+        if self._gives is not None:
+            self._check(made if isinstance(made, (tuple, list)) else (made,))
+        return made
+
+    def _check(self, made: Sequence[Any]) -> None:
+        """Whoever receives has memory for what the example has said."""
+        gives = [_described(it) for it in made]
+        if gives != self._gives:
+            raise PipelineError(
+                f"this stage gives {', '.join(gives)}, and with the example it would give "
+                f"{', '.join(self._gives or ())}: a model that uses autocast has it around worker.pipeline() "
+                "and pipe.step(), not inside"
+            )
 
 
-def shapes_of(stages: Sequence[nn.Module], example: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+def shapes_of(
+    stages: Sequence[nn.Module], example: Sequence[torch.Tensor], autocast: Autocast
+) -> list[tuple[torch.Tensor, ...]]:
     """The inputs of each stage and the outputs of the last, without values: on the meta device.
 
     Args:
         stages: of the model, in order.
         example: the inputs of one micro-batch.
+        autocast: in which stages run. Under it tensors are torch's fake ones: it passes those on the meta
+            device by.
 
     Raises:
         PipelineError: a stage does not run with what it gets, or gives what is no tensor.
     """
-    args = tuple(torch.empty_like(it, device="meta") for it in example)
+    with ExitStack() as inside:
+        device = "meta"
+        if autocast.dtype is not None:
+            from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - imports the compiler
+
+            inside.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            inside.enter_context(autocast.forward(cached=False))
+            device = autocast.device
+        found = _pass_through(stages, example, device)
+    return [tuple(_without_values(it, "meta") for it in of) for of in found]
+
+
+def _pass_through(
+    stages: Sequence[nn.Module], example: Sequence[torch.Tensor], device: str
+) -> list[tuple[torch.Tensor, ...]]:
+    """The inputs of each stage, and the outputs of the last, on that device."""
+    args = tuple(_without_values(it, device) for it in example)
     shapes = [args]
     for number, stage in enumerate(stages):
         named = [*stage.named_parameters(), *stage.named_buffers()]
-        values = {name: _on_meta(tensor) for name, tensor in named}
+        values = {name: _without_values(tensor, device) for name, tensor in named}
         try:
             with torch.enable_grad(), _OneDtype():  # type: ignore[no-untyped-call]
                 out = functional_call(stage, values, args)
@@ -95,9 +199,12 @@ class _OneDtype(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+def _without_values(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return made.requires_grad_(tensor.requires_grad)
 
 
-def _described(tensor: torch.Tensor) -> str:
+def _described(tensor: Any) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor).__name__
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

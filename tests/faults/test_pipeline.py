@@ -50,7 +50,7 @@ def test_a_stage_that_hangs_in_a_schedule_ends_its_pipeline_and_sigterm_of_one_e
 ) -> None:
     """Nobody waits in a send or a receive for a stage that is stopped; the other pipeline trains on."""
     job = fresh_job()
-    options = "--lease", "8", "--consistency", "asp"
+    options = "--lease", "10", "--consistency", "asp"
     pipelines = start_stages(
         spawn, cluster, SCRIPT, str(tmp_path), "1000000", "print", job=job, options=options
     )

@@ -1,7 +1,7 @@
 """A training script for a pipeline of two stages: says what it came to, for whoever checks the arithmetic.
 
 Arguments: folder, steps, then words that change what it does; one that begins with `on:` names a device for
-each stage.
+each stage. `autocast` computes in bfloat16; `views` has gradients in the memory that is pushed.
 """
 
 from __future__ import annotations
@@ -41,17 +41,43 @@ def batch_of(worker: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(BATCH, 24, generator=generator), torch.randn(BATCH, 3, generator=generator)
 
 
-def by_micro_batches(model: torch.nn.Module, inputs: torch.Tensor, target: torch.Tensor) -> float:
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    half = output.dtype is torch.bfloat16
+    assert torch.is_autocast_enabled("cpu") is half, "a loss is a part of the forward"
+    return LOSS(output, target)
+
+
+def autocast(on: bool) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=on)
+
+
+def by_micro_batches(
+    model: torch.nn.Module, inputs: torch.Tensor, target: torch.Tensor, *, half: bool = False
+) -> float:
     """The gradients of a batch in one process, in the order of a pipeline; gives the loss."""
     found = []
     for part, wanted in zip(inputs.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
-        loss = LOSS(model(part), wanted)
+        with autocast(half):
+            loss = loss_of(model(part), wanted)
         loss.backward()
         found.append(loss.item())
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad.div_(MICROBATCHES)
     return sum(found) / len(found)
+
+
+def watch(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """Backward runs outside of autocast, and into the gradients that it gives, by the parameter's id."""
+    lay: dict[int, torch.Tensor] = {}
+
+    def look(parameter: torch.Tensor) -> None:
+        assert not torch.is_autocast_enabled("cpu"), "autocast is for forwards"
+        assert lay.get(id(parameter), parameter.grad) is parameter.grad, "there are two gradients"
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    return lay
 
 
 def hold(model: torch.nn.Module, folder: Path) -> None:
@@ -87,19 +113,23 @@ def main() -> None:
         device = torch.device(named.split(",")[worker.group_rank])
         model, parts = build(), ()
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        half, views = "autocast" in words, "views" in words
         if worker.group_size > 1:
-            pipe = worker.pipeline(
-                model,
-                microbatches=MICROBATCHES,
-                example=batch_of(0, 0)[0].to(device),
-                cuts=["1.0"] if worker.rank and "cut elsewhere" in words else None,
-            )
-            optimizer, parts = worker.wrap(inner, pipe), pipe.cuts
+            with autocast(half):
+                pipe = worker.pipeline(
+                    model,
+                    microbatches=MICROBATCHES,
+                    example=batch_of(0, 0)[0].to(device),
+                    cuts=["1.0"] if worker.rank and "cut elsewhere" in words else None,
+                )
+            optimizer = worker.wrap(inner, pipe, gradient_as_bucket_view=views)
+            parts = pipe.cuts
         else:
             optimizer = worker.wrap(inner, model)
         held = "hold" in words and worker.group_size > 1
         if held and worker.group_rank == 0:
             hold(model, folder)
+        lay = watch(model)
         print("started", worker.rank, worker.group_rank, flush=True)
         dies = worker.rank == worker.group_rank == 1
         if dies and "dies in its schedule" in words:
@@ -109,11 +139,13 @@ def main() -> None:
         steps += worker.step if "more" in words else 0
         losses = []
         while worker.step < steps:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not views)
             batch = [it.to(device) for it in batch_of(worker.rank, worker.step)]
-            losses.append(
-                pipe.step(*batch, loss_fn=LOSS).item() if parts else by_micro_batches(model, *batch)
-            )
+            lay |= {id(it): it.grad for it in model.parameters() if views and it.grad is not None}
+            with autocast(half):
+                losses.append(
+                    pipe.step(*batch, loss_fn=loss_of).item() if parts else by_micro_batches(model, *batch)
+                )
             torch.rand(1, generator=draws)
             if "print" in words:
                 print("step", len(losses), flush=True)

@@ -39,7 +39,7 @@ def start_stages(
     ]
 
 
-def one_process(workers: int, steps: int) -> tuple[torch.nn.Module, list[list[float]]]:
+def one_process(workers: int, steps: int, *, half: bool = False) -> tuple[torch.nn.Module, list[list[float]]]:
     """A loop over the same micro-batches in the same order, and the losses of each worker's batches."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)  # as the servers run it
@@ -48,7 +48,7 @@ def one_process(workers: int, steps: int) -> tuple[torch.nn.Module, list[list[fl
         gradients = []
         for worker in range(workers):
             optimizer.zero_grad()
-            losses[worker].append(by_micro_batches(model, *batch_of(worker, step)))
+            losses[worker].append(by_micro_batches(model, *batch_of(worker, step), half=half))
             gradients.append([it.grad for it in model.parameters() if it.grad is not None])
         for parameter, *of in zip(model.parameters(), *gradients, strict=True):
             parameter.grad = sum(of[1:], of[0]) / workers

@@ -61,14 +61,15 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     """Its first worker has cut the table; who comes later lays it out alike, whatever its own cut is.
 
     The first pipeline's first stage does not end its schedule before the last one has the weights of the next
-    step: a stage pushes and pulls while others are in their schedules.
+    step: a stage pushes and pulls while others are in their schedules. The last one has its gradients in the
+    memory that is pushed, and nowhere else from its first step on.
     """
     job = fresh_job()
     folder = str(tmp_path)
     for group in start_stages(spawn, cluster, SCRIPT, folder, "2", "leaves", "hold", workers=1, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0]
     assert spawn(*cluster.worker(job), "--worker", "0", SCRIPT, folder, "4", "leaves").wait_end() == 0
-    for group in start_stages(spawn, cluster, SCRIPT, folder, "6", workers=1, stages=3, job=job):
+    for group in start_stages(spawn, cluster, SCRIPT, folder, "6", "views", workers=1, stages=3, job=job):
         assert [stage.wait_end() for stage in group] == [0, 0, 0]
 
     model, _ = one_process(1, 6)
@@ -175,22 +176,27 @@ def test_a_stage_has_memory_for_its_own_parameters_alone_and_for_no_others_when_
 def test_each_stage_runs_where_its_example_is(
     spawn: Start, cluster: Servers, tmp_path: Path, devices: tuple[str, str]
 ) -> None:
-    """The model is made on the host; what is sent from stage to stage goes through it."""
+    """The model is made on the host; what is sent from stage to stage goes through it.
+
+    On the host they compute in bfloat16, under autocast, and come to the bits of one process.
+    """
     there = torch.cuda.device_count()
     if "cuda:0" in devices and not there:
         pytest.skip("no CUDA device here")
     if "cuda:1" in devices and there < 2:
         pytest.skip("no second CUDA device here")
-    words = str(tmp_path), "3", f"on:{','.join(devices)}"
+    half = "cuda:0" not in devices
+    words = str(tmp_path), "3", f"on:{','.join(devices)}", *(["autocast"] if half else [])
     (stages,) = start_stages(spawn, cluster, SCRIPT, *words, workers=1)
     assert [stage.wait_end() for stage in stages] == [0, 0]
 
-    model, _ = one_process(1, 3)
+    model, _ = one_process(1, 3, half=half)
     rows = [torch.load(tmp_path / f"0-{stage}.pt", map_location="cpu") for stage in range(2)]
     assert [row["devices"] for row in rows] == [{torch.device(it)} for it in devices]
     state = {name: it for row in rows for name, it in row["state"].items()}
     for name, it in model.state_dict().items():
-        torch.testing.assert_close(state[name], it, rtol=1e-3, atol=1e-4)
+        rtol, atol = (0.0, 0.0) if half else (1e-3, 1e-4)
+        torch.testing.assert_close(state[name], it, rtol=rtol, atol=atol)
 
 
 TIED = """
@@ -227,11 +233,14 @@ with ps.connect() as worker:
         alone.load_state_dict(model.state_dict())
         pipe = worker.pipeline(model, microbatches=4, example=x, schedule=schedule, stages=int(stages),
                                checkpoint=checkpoint)
-        pairs = [(pipe, worker.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), pipe)),
+        views = schedule == "zero-bubble"
+        wrapped = worker.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), pipe,
+                              gradient_as_bucket_view=views)
+        pairs = [(pipe, wrapped),
                  (None, torch.optim.AdamW(alone.parameters(), lr=0.01))]
         for _ in range(4):
             for part, optimizer in pairs:
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=not views)
                 if part is None:
                     loss_of(alone(x), target).backward()
                 else:
@@ -256,6 +265,22 @@ with ps.connect() as worker:
                 torch.testing.assert_close(it, whole[name], rtol=1e-4, atol=1e-5)
         tied = sorted(pipe.state_dict().keys() & {"embedding.weight", "head.weight"})
         print("close", schedule, tied, flush=True)
+    grows = Counting()
+    model, y = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), grows), torch.ones(4, 4)
+    model[0].requires_grad_(False)
+    pipe = worker.pipeline(model, microbatches=2, example=y, cuts=["1"])
+    grow = lambda: grows.register_buffer("calls", torch.ones(9))
+    for change in (lambda: None, grow, model.requires_grad_):
+        change()
+        try:
+            pipe.step(y, y, loss_fn=torch.nn.functional.mse_loss)
+        except ps.PsError as error:
+            print("refused", error, flush=True)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            pipe.evaluate(y, y, loss_fn=torch.nn.functional.mse_loss)
+    except ps.PsError as error:
+        print("refused", error, flush=True)
 """
 
 
@@ -265,7 +290,8 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     """The embedding is on one process, the head on the other; activations are computed again.
 
     Under the schedule in the form of a V both are on the first. Evaluation goes through all stages, and rank
-    0 has the buffers of the other one. A GradScaler is refused.
+    0 has the buffers of the other one. A GradScaler is refused, and so are a buffer that grows, and
+    parameters that are to be trained where torch's schedule brings no gradient back.
     """
     script = tmp_path / "tied.py"
     script.write_text(TIED)
@@ -273,6 +299,12 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     (group,) = start_stages(spawn, cluster, str(script), *rows, workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     assert all("refused a GradScaler is not built for pipelines" in stage.text for stage in group)
+    assert (
+        "refused buffer '2.calls' was float32[] when the pipeline was made, and is float32[9]"
+        in group[1].text
+    )
+    assert "refused parameter '0.weight' is to be trained, and when" in group[0].text
+    assert all("refused worker.pipeline() was called under no autocast" in stage.text for stage in group)
     tied = ["embedding.weight", "head.weight"]
     for schedule, theirs in (("interleaved1f1b", tied), ("zero-bubble", tied), ("zero-bubble-v", [])):
         assert f"close {schedule} {tied}" in group[0].text

@@ -8,12 +8,99 @@ PIPELINES = "tests/integration/test_pipeline.py"
 OWN, OF_OWN = "ps_worker/pipeline/own_parameters.py", "tests/unit/ps_worker/pipeline/test_own_parameters.py"
 HELD = "tests/unit/ps_worker/memory/test_held_buckets.py"
 SPARE = f"{PIPELINES}::test_a_stage_has_memory_for_its_own_parameters_alone_and_for_no_others_when_it_leaves"
+STAGE, OF_STAGE = "ps_worker/pipeline/stage_module.py", "tests/unit/ps_worker/pipeline/test_stage_module.py"
+HALF = f"{PIPELINES}::test_each_stage_runs_where_its_example_is"
+AGAIN = f"{PIPELINES}::test_a_job_goes_on_in_one_process_and_in_another_number_of_stages"
 TIED = f"{PIPELINES}::test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process"
 
 CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
 LATER = f"{CAPTURE}::test_all_stages_capture_at_one_step_though_they_hear_of_a_cut_a_step_later"
 
 MUTANTS = (
+    Mutant(
+        name="a stage runs outside of the script's autocast",
+        file=STAGE,
+        text="        with self._autocast.forward():\n            if again",
+        fault="        with self._autocast.backward():\n            if again",
+        tests=(HALF,),
+    ),
+    Mutant(
+        name="shapes are those without autocast",
+        file=STAGE,
+        text="        if autocast.dtype is not None:\n",
+        fault="        if False:\n",
+        tests=(HALF,),
+    ),
+    Mutant(
+        name="backward runs under the script's autocast",
+        file="ps_worker/pipeline/pipeline.py",
+        text="            with self._autocast.backward():  #",
+        fault="            with self._autocast.forward():  #",
+        tests=(HALF,),
+    ),
+    Mutant(
+        name="a loss is computed outside of the script's autocast",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        with self._autocast.forward():\n            return _one_number(",
+        fault="        with self._autocast.backward():\n            return _one_number(",
+        tests=(HALF,),
+    ),
+    Mutant(
+        name="stages may differ in autocast",
+        file="ps_worker/pipeline/pipeline.py",
+        text='            "autocast": self._autocast,\n',
+        fault="",
+        tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
+    ),
+    Mutant(
+        name="a stage sends another dtype than the next one has memory for",
+        file=STAGE,
+        text="        if gives != self._gives:\n",
+        fault="        if False:\n",
+        tests=(OF_STAGE,),
+    ),
+    Mutant(
+        name="a pipeline is called under another autocast than it was made under",
+        file=STAGE,
+        text="        if now != self:\n",
+        fault="        if False:\n",
+        tests=(OF_STAGE,),
+    ),
+    Mutant(
+        name="nobody looks under which autocast a pipeline is called",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        self._autocast.check(Autocast.of_script(self._device.type))\n",
+        fault="",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="a gradient of zeros is there twice while a schedule runs",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    return gradient.is_cpu and not gradient.any()\n",
+        fault="    return False\n",
+        tests=(AGAIN,),
+    ),
+    Mutant(
+        name="rank 0 gets a buffer for which it has no room",
+        file="ps_worker/pipeline/pipeline.py",
+        text="                self._check_kind(index)\n",
+        fault="",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="a stage whose end no gradient comes back over is trained",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        self._check_untrained()\n",
+        fault="",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="stages with buffers of other sizes are taken for alike",
+        file="ps_worker/pipeline/pipeline.py",
+        text='            "the buffers of the model": [\n',
+        fault='            "the buffers of the model": [] and [\n',
+        tests=(CUT,),
+    ),
     Mutant(
         name="of stages with other models the checksums are said, and no parameter",
         file="ps_worker/pipeline/pipeline.py",

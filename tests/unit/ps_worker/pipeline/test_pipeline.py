@@ -46,10 +46,11 @@ class Bare(nn.Module):
 
 
 def model_of(
-    width: int = 4, layers: int = 4, *, bare: bool = False, without: Collection[int] = ()
+    width: int = 4, layers: int = 4, *, bare: bool = False, without: Collection[int] = (), seen: int = 1
 ) -> nn.Module:
-    """Linear layers, of which those in `without` are on the meta device."""
+    """Linear layers, of which those in `without` are on the meta device; the first has a buffer `seen`."""
     every = [nn.Linear(width, width, device="meta" if at in without else "cpu") for at in range(layers)]
+    every[0].register_buffer("seen", torch.zeros(seen))
     return nn.Sequential(*every, *([Bare()] if bare else []))
 
 
@@ -60,16 +61,20 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
         "layers": 4,
         "bare": False,
         "without": (),
+        "seen": 1,
         "batch": 8,
         "dtype": torch.float32,
         "microbatches": 4,
         "stages": len(asked),
         "cuts": None,
         "schedule": "1f1b",
+        "autocast": False,
     }
     every: list[dict[str, Any]] = [{**right, **one} for one in asked]
     models = [
-        model_of(one.pop("width"), one.pop("layers"), bare=one.pop("bare"), without=one.pop("without"))
+        model_of(
+            *map(one.pop, ("width", "layers")), **{it: one.pop(it) for it in ("bare", "without", "seen")}
+        )
         for one in every
     ]
     blocks = [blocks_of(model) for model in models]
@@ -82,8 +87,10 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
             cut = {"stages": mine.pop("stages"), "names": mine.pop("cuts"), "by": "parameters"}
             cuts = cuts_of(blocks[rank], place, model, example=example, **cut, **shared)  # type: ignore[arg-type]
             asked = {"asked_stages": cut["stages"], "asked_cuts": cut["names"]}
+            half = mine.pop("autocast")
             options = {"checkpoint": "never", "example": example, **asked, **shared, **mine}
-            return Pipeline(model, blocks[rank], place, cuts=cuts, **options)  # type: ignore[arg-type]
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                return Pipeline(model, blocks[rank], place, cuts=cuts, **options)  # type: ignore[arg-type]
 
         return group.run(make)
 
@@ -115,6 +122,7 @@ def test_what_no_pipeline_can_do_is_refused_on_all_stages(asked: dict[str, Any],
         ({"width": 6}, r"0.weight float32[4, 4]", "0.weight float32[6, 6]"),
         ({"layers": 5}, "no more", "4.weight float32[4, 4]"),
         ({"layers": 3}, "3.weight float32[4, 4]", "no more"),
+        ({"seen": 2}, "0.seen float32[1]", "0.seen float32[2]"),
     ],
 )
 def test_of_models_that_differ_the_first_parameter_that_does_is_named(
@@ -152,6 +160,7 @@ def test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused(
         ({"checkpoint": "always"}, "checkpoint"),
         ({"microbatches": 2}, "microbatches"),
         ({"batch": 16}, "example"),
+        ({"autocast": True}, "autocast"),
     ],
 )
 def test_stages_that_differ_are_named_with_their_hosts_on_all_of_them(
