@@ -16,7 +16,8 @@ from collections.abc import Callable
 from ps_wire.errors import PsError
 from ps_wire.process import trace, watched
 from ps_worker.group.abort import Abort
-from ps_worker.group.channel import LOOK_S, Channel
+from ps_worker.group.channel import Channel
+from ps_worker.group.lines import LOOK_S
 from ps_worker.process.waiting import waits
 
 logger = logging.getLogger("ps_worker")

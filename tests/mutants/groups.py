@@ -708,6 +708,24 @@ MUTANTS = (
         tests=(f"{BESIDE}::test_who_looks_while_it_waits_holds_no_lock_that_others_need",),
     ),
     Mutant(
+        name="groups: who waits for the lines of a rank that was killed does not look",
+        file="ps_worker/group/lines.py",
+        text="    while True:\n        look()\n",
+        fault="    while True:\n",
+        tests=(
+            f"{UNIT}/test_lines.py::test_who_waits_for_a_rank_that_does_not_come_is_freed_with_its_group",
+        ),
+    ),
+    Mutant(
+        name="groups: who waits for the store's secret does not look",
+        file="ps_worker/group/lines.py",
+        text="    while not store.check([key]):\n        look()\n",
+        fault="    while not store.check([key]):\n",
+        tests=(
+            f"{UNIT}/test_lines.py::test_who_waits_for_a_rank_that_does_not_come_is_freed_with_its_group",
+        ),
+    ),
+    Mutant(
         name="groups: a second table's place takes that of the first before it is compared",
         file="ps_worker/group/channel.py",
         text="        self._leave_place()\n        self._place = ",
