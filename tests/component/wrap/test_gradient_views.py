@@ -138,6 +138,7 @@ def test_over_tcp_a_step_returns_before_weights_are_here_and_after_gradients_are
         exchange = exchange_of(optimizer)
         train(model, optimizer, range(2))
         worker.synchronize()
+        exchange.in_flight.wait_free()  # weights may be here before the last ACK is
         LastMoment(exchange, lambda _partition, step: step == 3)
         take, wait_free, kept = exchange.receive, exchange.in_flight.wait_free, threading.Lock()
 
