@@ -33,7 +33,7 @@ from ps_wire.process import trace, watched
 from ps_wire.process.ranks import Ranks
 from ps_wire.text import one_line
 from ps_worker.group.abort import Abort
-from ps_worker.group.lines import Gone, RankLines
+from ps_worker.group.lines import LOOK_S, Gone, RankLines
 from ps_worker.process.waiting import waits
 
 logger = logging.getLogger("ps_worker")
@@ -41,7 +41,6 @@ logger = logging.getLogger("ps_worker")
 MAX_HEADER_BYTES = 64 << 20  # of JSON: a list of all versions of a table is in it
 MAX_BLOB_BYTES = 8 << 30
 CLOSE_LIMIT_S = 2.0  # a call whose connections were cut is over at once
-LOOK_S = 0.5  # between two looks at the group, while this rank waits
 NEVER_SENT = 6  # a tag under which nothing comes
 TAG = 7  # tensors of two ranks over one channel are in order, so that one tag does
 SIZES = struct.Struct("<?qq")  # of a message: whether it is heard later than what is said since, header, blob

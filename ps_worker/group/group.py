@@ -286,12 +286,17 @@ class Group:
         self.channel.share(f"connections for table {table}")
         store = PrefixStore(f"table {table}, {len(self._channels)}", self._met.store)
         try:
-            lines = connect_lines(self.ranks, store, self._met.address)
+            lines = connect_lines(self.ranks, store, self._met.address, self._look)
             return self._channel_over(lines, self.channel.compare_places)
         except (RuntimeError, OSError) as error:
             raise self.broken(
                 f"rank {self.ranks.rank} cannot connect to the others for table {table}: {error}"
             ) from None
+
+    def _look(self) -> None:
+        """Raises GroupBroken where the group has ended, or the store does not answer."""
+        self._watch.check_answered()
+        self.check()
 
     def _channel_over(self, lines: RankLines, look: Callable[[], object] = lambda: None) -> Channel:
         def look_around() -> None:

@@ -16,7 +16,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from ps_wire.process.ranks import Ranks
@@ -24,6 +24,8 @@ from ps_worker.group.watch import Store
 from ps_worker.process import after_fork
 
 START_LIMIT_S = 60.0  # until all ranks that have met are connected
+LOOK_S = 0.5  # between two looks at the group, while this rank waits
+PAUSE_S = 0.005  # between two looks at the store
 HELLO_LIMIT_S = 5.0  # until somebody that has connected says who it is
 SECRET = "lines/secret"  # noqa: S105 - a key of the store
 TOKEN_BYTES = 16
@@ -126,13 +128,14 @@ class RankLines:
             raise Gone(rank, str(error)) from None
 
 
-def connect(ranks: Ranks, store: Store, host: str) -> RankLines:
+def connect(ranks: Ranks, store: Store, host: str, look: Callable[[], object] = lambda: None) -> RankLines:
     """The lines of a rank to all others, which call it, too.
 
     Args:
         ranks: which one this is.
         store: that they share; who can read it may connect.
         host: the address at which the others reach this rank.
+        look: called now and then while this rank waits; what it raises ends that.
 
     Raises:
         OSError: some rank cannot be reached, or has not come.
@@ -144,15 +147,14 @@ def connect(ranks: Ranks, store: Store, host: str) -> RankLines:
         if ranks.leads:
             store.set(SECRET, secrets.token_hex(TOKEN_BYTES))
         store.set(f"lines/{ranks.rank}", "{}:{}".format(*listening.getsockname()[:2]))
-        secret = bytes.fromhex(store.get(SECRET).decode())
+        secret = bytes.fromhex(_said(store, SECRET, until_s, look))
         made: dict[int, socket.socket] = {}
         for rank in range(ranks.rank):
-            there, _, port = store.get(f"lines/{rank}").decode().rpartition(":")
+            there, _, port = _said(store, f"lines/{rank}", until_s, look).rpartition(":")
             made[rank] = stack.enter_context(socket.create_connection((there, int(port)), START_LIMIT_S))
             made[rank].sendall(secret + ranks.rank.to_bytes(RANK_BYTES))
         while len(made) < ranks.size - 1:
-            listening.settimeout(max(until_s - time.monotonic(), 0.001))
-            come = stack.enter_context(listening.accept()[0])
+            come = stack.enter_context(_accepted(listening, until_s, look))
             greeted = _greeted(come, secret)
             if greeted is not None and ranks.rank < greeted < ranks.size:
                 made[greeted] = come
@@ -162,6 +164,28 @@ def connect(ranks: Ranks, store: Store, host: str) -> RankLines:
             it.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             after_fork.remember("{}:{}".format(*it.getpeername()[:2]))
         return RankLines({rank: it.dup() for rank, it in made.items()})
+
+
+def _said(store: Store, key: str, until_s: float, look: Callable[[], object]) -> str:
+    """Waits for what another rank says in the store."""
+    while not store.check([key]):
+        look()
+        if time.monotonic() >= until_s:
+            raise TimeoutError(f"nobody has said {key}")
+        time.sleep(PAUSE_S)
+    return store.get(key).decode()
+
+
+def _accepted(listening: socket.socket, until_s: float, look: Callable[[], object]) -> socket.socket:
+    while True:
+        look()
+        left_s = until_s - time.monotonic()
+        listening.settimeout(max(min(left_s, LOOK_S), 0.001))
+        try:
+            return listening.accept()[0]
+        except TimeoutError:
+            if left_s <= 0.0:
+                raise
 
 
 def _greeted(come: socket.socket, secret: bytes) -> int | None:

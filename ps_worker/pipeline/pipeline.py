@@ -301,7 +301,18 @@ class Pipeline:
     # -- what there is ---------------------------------------------------------------------------------
 
     def stages_of(self, names: Sequence[str]) -> tuple[int, ...]:
-        """By parameter, the rank whose bucket it is in."""
+        """By parameter, the rank whose bucket it is in.
+
+        Raises:
+            PipelineError: the model had no such parameter when it was cut.
+        """
+        for name in names:
+            if name not in self._holders:
+                raise PipelineError(
+                    f"the model has a parameter {name!r} since worker.pipeline(), which no stage has: "
+                    "register it before",
+                    parameter=name,
+                )
         return tuple(self._holders[name][0] for name in names)
 
     def table_of(self, parameters: Mapping[str, nn.Parameter]) -> StageTable:

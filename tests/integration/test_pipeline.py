@@ -257,6 +257,11 @@ with ps.connect() as worker:
         scaler.step(pairs[0][1])
     except ps.UsageError as error:
         print("refused", error, flush=True)
+    model.register_parameter("late", torch.nn.Parameter(torch.ones(3)))
+    try:
+        pairs[0][1].add_param_group({"params": [model.late]})
+    except ps.PsError as error:
+        print("refused", error, flush=True)
     worker.finish()
     for schedule, pipe, whole in ran:
         assert pipe.state_dict()
@@ -299,6 +304,7 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     (group,) = start_stages(spawn, cluster, str(script), *rows, workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     assert all("refused a GradScaler is not built for pipelines" in stage.text for stage in group)
+    assert all("refused the model has a parameter 'late' since" in stage.text for stage in group)
     assert (
         "refused buffer '2.calls' was float32[] when the pipeline was made, and is float32[9]"
         in group[1].text

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch.distributed as dist
 
+from ps_wire.errors import GroupBroken
 from ps_wire.process.ranks import Ranks
 from ps_worker.group import lines as module
 from ps_worker.group.lines import Gone, RankLines, connect
@@ -73,6 +74,15 @@ def test_every_rank_has_a_line_to_every_other() -> None:
     finally:
         for line in made:
             line.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_waits_for_a_rank_that_does_not_come_is_freed_with_its_group(rank: int) -> None:
+    def ended() -> None:
+        raise GroupBroken("a rank has gone")
+
+    with pytest.raises(GroupBroken):
+        connect(Ranks(rank=rank, size=2), dist.HashStore(), LOOPBACK, ended)
 
 
 def test_who_does_not_know_the_secret_of_the_store_gets_no_line() -> None:
