@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +35,7 @@ from ps_wire.spec.table import Hyperparameters
 from ps_wire.spec.wire_dtype import WireDtype
 from ps_worker.exchange.in_flight import Asked, InFlight, Missing
 from ps_worker.exchange.rank_traffic import RankTraffic, Reduced
+from ps_worker.exchange.rank_weights import RankWeights
 from ps_worker.exchange.sharing import SharingHandshake
 from ps_worker.exchange.traffic_listener import TrafficListener
 from ps_worker.group.lent_gradients import FlatGradients
@@ -151,7 +151,9 @@ class Exchange:
         self.in_flight = InFlight(
             shard_of, show=self.memory.show, skips=backup, pulled=[it.index for it in self._own]
         )
-        self._unspread: int | None = None  # the clock of weights that are not on all ranks yet
+        self._rank_weights: RankWeights | None = None
+        if self._ranks is not None:
+            self._rank_weights = RankWeights(self._ranks, self.in_flight, self.memory, traffic)
 
     def _flat_gradients(self) -> FlatGradients:
         layout = Layout(self.plan)
@@ -167,6 +169,21 @@ class Exchange:
     def sums(self) -> bool:
         """Whether flat gradients are summed in place with those of other ranks."""
         return self._ranks is not None and self._ranks.sums
+
+    @property
+    def by_part(self) -> bool:
+        """Whether a part of the weights that are asked for can be waited for: in a group if all want that."""
+        return self._ranks is None or self._ranks.by_bucket
+
+    def want_by_bucket(self, wanted: bool) -> None:
+        """In a group: says whether the script goes on before all weights of its next steps are here."""
+        if self._ranks is not None:
+            self._ranks.want_by_bucket(wanted and not self.memory.mapped)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether gradient memory is given back before the weights of its step are here."""
+        return self._ranks is None and not self._push_flags & wire.PULLS
 
     @property
     def leaves_early(self) -> bool:
@@ -345,11 +362,13 @@ class Exchange:
             read: at once, past the gate: the job has ended.
             cut: at the cut of that number, which is `step` (for a reader).
         """
-        if self._ranks is not None:
-            self._unspread = step
+        if self._rank_weights is not None:
+            self._rank_weights.begin(step)
         if self._traffic is not None:
             self._traffic.asked()
         self._send_asked(self.in_flight.ask(step, wire.READ * read | wire.CUT * cut))
+        if self._rank_weights is not None:
+            self._rank_weights.go_on()
 
     @waits("workers that are behind, further than ssp lets this one run ahead")
     def pass_gate(self, step: int) -> None:
@@ -520,33 +539,10 @@ class Exchange:
             PsError: the exchange has failed.
         """
         told = None if report is None else partial(self._report, report)
-        if self._ranks is not None and self._unspread is not None:
-            self._spread(self._ranks, self._unspread, told)
-            return
-        self.in_flight.wait_pulled(told, wanted)
-
-    def _spread(self, ranks: RankTraffic, step: int, told: Callable[[Missing], None] | None) -> None:
-        """The weights of all ranks' next step: they come to their owners, and from these to all."""
-
-        def arrive() -> Sequence[int]:
-            self.in_flight.wait_pulled(told)
-            return self.in_flight.versions
-
-        with ExitStack() as stack:
-            versions = ranks.spread(
-                step,
-                arrive,
-                lambda: self.memory.weights.tensors,
-                lambda: stack.enter_context(self.memory.held()),
-            )
-        self.in_flight.put(versions.newest, versions.spread)
-        if self._traffic is not None:
-            self._traffic.spread(versions.clock - 1, versions.spread)
-        owned = set(ranks.owned)
-        for partition in self.partitions:
-            if partition.index not in owned:
-                self.memory.on_arrival(partition)
-        self._unspread = None
+        if self._rank_weights is not None and self._rank_weights.pending:
+            self._rank_weights.wait(told, wanted)
+        else:
+            self.in_flight.wait_pulled(told, wanted)
 
     def _report(self, report: Callable[[str, str], None], missing: Missing) -> None:
         behind = sorted(it for it, at in missing.clocks.items() if at < missing.step and it != self._worker)
@@ -557,7 +553,19 @@ class Exchange:
     @property
     def all_pulled(self) -> bool:
         """Whether every weight asked for is here, on all ranks of a group."""
-        return self.in_flight.all_pulled and self._unspread is None
+        if self._rank_weights is not None and self._rank_weights.pending:
+            return self._rank_weights.arrived
+        return self.in_flight.all_pulled
+
+    def all_pulled_within(self, limit_s: float) -> bool:
+        """Waits until every weight asked for is here, on all ranks of a group; whether before the limit.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        if self._rank_weights is not None and not self._rank_weights.arrive_within(limit_s):
+            return False
+        return self.in_flight.all_pulled_within(limit_s)
 
 
 def _fingerprint(hyper: Hyperparameters) -> int:

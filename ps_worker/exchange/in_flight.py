@@ -13,7 +13,7 @@ plans.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -244,13 +244,17 @@ class InFlight:
             callback(None)
         return spread
 
-    def put(self, versions: Sequence[int], spread: int) -> None:
-        """The weights are here, of these versions by partition: other ranks of the group had theirs."""
+    def put(self, versions: Mapping[int, int]) -> None:
+        """The weights of these partitions are here, of these versions; other ranks have brought some."""
         with self._changed:
             self._raise_failed()
-            self.versions[:] = versions
-            self._told_spread = spread
-            self._show(max(versions, default=0))
+            for partition, version in versions.items():
+                self.versions[partition] = version
+            self._show(max(versions.values(), default=0))
+
+    def spread_over_ranks(self, spread: int) -> None:
+        """All are here, with this spread."""
+        self._told_spread = spread
 
     def came_open(self, frame: wire.Frame) -> None:
         """The gate of a partition has opened; no weights came, and none were asked for."""

@@ -97,14 +97,23 @@ class RankTraffic(Protocol):
     def abstain(self, step: int) -> Sequence[Reduced]:
         """Called when this rank has nothing in a step; gives what the others have."""
 
+    def want_by_bucket(self, wanted: bool) -> None:
+        """Says whether the script goes on before all weights of its next steps are here."""
+
+    @property
+    def by_bucket(self) -> bool:
+        """Whether the weights after the newest step come bucket by bucket, beside: the same on all ranks."""
+
     def spread(
         self,
         step: int,
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
+        bucket: int | None = None,
     ) -> Versions:
         """Called when weights are waited for; `arrive` waits for those that this rank owns.
 
-        Those of the shards in `mapped` are seen where the shards have them.
+        Those of the shards in `mapped` are seen where the shards have them. Where weights come by bucket it
+        is called with each, by all ranks in the same order, and gives versions of that bucket's partitions.
         """

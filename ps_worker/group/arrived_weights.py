@@ -30,21 +30,23 @@ class Versions:
 
 
 class ArrivedWeights:
-    """The weights of one table, by who owns them.
+    """The weights of one table, or of a part of it, by who owns them.
 
     Attributes:
         error: why those that this rank owns could not come, when it waited last.
     """
 
-    def __init__(self, owners: Sequence[int], rank: int) -> None:
+    def __init__(self, owners: Sequence[int], rank: int, partitions: Sequence[int] | None = None) -> None:
         """Nothing has come.
 
         Args:
-            owners: by partition, its owner rank.
+            owners: by partition of the table, its owner rank.
             rank: this one.
+            partitions: of the part; None: all.
         """
-        self._owners = owners
-        self._owned = [index for index, owner in enumerate(owners) if owner == rank]
+        every = range(len(owners)) if partitions is None else partitions
+        self._owners = [owners[index] for index in every]
+        self._owned = [index for index in every if owners[index] == rank]
         self.error: PsError | None = None
 
     def wait(
@@ -65,7 +67,7 @@ class ArrivedWeights:
             return {"error": [type(error).__name__, error.message, facts_to_json(error)]}
 
     def versions(self, said: Sequence[Said]) -> list[int]:
-        """Of all partitions, of what all ranks have said: each owner has said its own, in order.
+        """Of all its partitions, of what all ranks have said: each owner has said its own, in order.
 
         Raises:
             PsError: some cannot come, on whichever rank.

@@ -48,6 +48,12 @@ class Beside:
         self._closed = False
 
     @property
+    def idle(self) -> bool:
+        """Whether all calls are over whose turn has come; an error is no end."""
+        with self._changed:
+            return self._over and self._error is None
+
+    @property
     def used(self) -> bool:
         """Whether a call was put that `wait` has not waited for."""
         with self._changed:
@@ -79,16 +85,25 @@ class Beside:
         Raises:
             PsError: one has.
         """
-        try:
-            with trace.span("wait for ranks"):
-                while not self._end_step():
-                    self._look()
-        except PsError:
-            raise
-        except BaseException:  # Ctrl-C, or SIGTERM for the second time: its calls go on without it
-            rank = self._channel.ranks.rank
-            self._channel.broken(f"rank {rank} was interrupted while it waited for the others")
-            raise
+        self._wait(self._end_step)
+
+    @waits("the other ranks of its group")
+    def wait_turn(self, turn: int) -> None:
+        """Waits until the call of a turn is over, which was put; those behind it go on.
+
+        Raises:
+            PsError: one has; `wait` raises it again.
+        """
+        self._wait(lambda: self._is_over(lambda: self._turn > turn or self._error is not None, LOOK_S))
+
+    @waits("the other ranks of its group")
+    def over_within(self, limit_s: float) -> bool:
+        """Waits until all calls are over whose turn has come; whether they are before `limit_s` is over.
+
+        Raises:
+            PsError: one has; `wait` raises it again.
+        """
+        return self._is_over(lambda: self._over, limit_s)
 
     def close(self) -> None:
         """No call comes any more; waits, for a while, for one that is under way."""
@@ -99,6 +114,27 @@ class Beside:
             self._thread.join(CLOSE_LIMIT_S)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _wait(self, over: Callable[[], bool]) -> None:
+        """Waits until that is so; it waits for a while each time."""
+        try:
+            with trace.span("wait for ranks"):
+                while not over():
+                    self._look()
+        except PsError:
+            raise
+        except BaseException:  # Ctrl-C, or SIGTERM for the second time: its calls go on without it
+            rank = self._channel.ranks.rank
+            self._channel.broken(f"rank {rank} was interrupted while it waited for the others")
+            raise
+
+    def _is_over(self, over: Callable[[], bool], limit_s: float) -> bool:
+        """Waits for a while; raises where a call has, or the group has ended."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: over() or self._abort.error is not None, limit_s)
+            if found:
+                self._check()
+            return found
 
     def _end_step(self) -> bool:
         """Waits for a while; False: calls are not over."""

@@ -102,15 +102,25 @@ class ClippedReduce:
         """See `GradientReduce`."""
         self._reduce.brought()
 
+    def want_by_bucket(self, wanted: bool) -> None:
+        """See `GradientReduce`."""
+        self._reduce.want_by_bucket(wanted)
+
+    @property
+    def by_bucket(self) -> bool:
+        """See `GradientReduce`."""
+        return self._reduce.by_bucket
+
     def spread(
         self,
         step: int,
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
+        bucket: int | None = None,
     ) -> Versions:
         """See `GradientReduce`."""
-        return self._reduce.spread(step, arrive, weights, mapped)
+        return self._reduce.spread(step, arrive, weights, mapped, bucket)
 
     def _clip(self, every: Sequence[Reduced], step: int) -> None:
         """Scales what this rank owns of the mean of all buckets, in place."""

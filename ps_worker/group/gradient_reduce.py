@@ -157,11 +157,15 @@ class GradientReduce:
             self._collectives = DeviceCollectives(
                 channel, device.calls, device.memory, gradients, partitions, self._owners
             )
-        self._arrived = ArrivedWeights(self._owners, self._rank)
         self.brings = list(range(len(partitions))) if channel.ranks.leads else []
         self._of_bucket: list[list[Partition]] = [[] for _ in gradients]
         for partition in partitions:
             self._of_bucket[partition.bucket].append(partition)
+        self._arrived = {
+            bucket: ArrivedWeights(self._owners, self._rank, [it.index for it in parts])
+            for bucket, parts in enumerate(self._of_bucket)
+        } | {None: ArrivedWeights(self._owners, self._rank)}
+        self._wants_by_bucket = False
         self._begun: set[int] = set()  # buckets of this step that are there on this rank
         self._said: deque[_Begun] = deque()  # of them, what is not heard of all ranks
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}
@@ -206,7 +210,8 @@ class GradientReduce:
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        if self._header.begin(step, there=True, weight=weight, hyper=hyper):
+        by_bucket = self._wants_by_bucket
+        if self._header.begin(step, there=True, weight=weight, hyper=hyper, by_bucket=by_bucket):
             self._begun.clear()
         self._say(bucket, present, apart=apart)
         return self._heard(waits=waits)
@@ -218,7 +223,7 @@ class GradientReduce:
 
     def abstain(self, step: int) -> list[Reduced]:
         """This rank has nothing in this step; what the others have of what it owns."""
-        if self._header.begin(step, there=False, weight=0.0, hyper=0):
+        if self._header.begin(step, there=False, weight=0.0, hyper=0, by_bucket=self._wants_by_bucket):
             self._begun.clear()
             if self._header.there:
                 for bucket in range(len(self._gradients)):
@@ -375,6 +380,15 @@ class GradientReduce:
     def brought(self) -> None:
         """See `RankTraffic`."""
 
+    def want_by_bucket(self, wanted: bool) -> None:
+        """See `RankTraffic`."""
+        self._wants_by_bucket = wanted
+
+    @property
+    def by_bucket(self) -> bool:
+        """See `RankTraffic`; all ranks have heard the same of the step."""
+        return self._header.by_bucket and not self._header.ends
+
     @trace.traced("spread weights")
     def spread(
         self,
@@ -382,6 +396,7 @@ class GradientReduce:
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
+        bucket: int | None = None,
     ) -> Versions:
         """The weights of a step reach all ranks.
 
@@ -390,28 +405,37 @@ class GradientReduce:
             arrive: waits until those that this rank owns are here, and gives versions by partition.
             weights: flat, by bucket, once they are here; written in place where another rank owns them.
             mapped: once they are here, the shards whose weights this rank sees where the shard has them.
+            bucket: whose weights alone are meant, of `by_bucket`; called beside the script. None: all.
 
         Raises:
             PsError: some cannot come, on whichever rank; raised on all of them.
             GroupBroken: a rank does something else, or has gone.
         """
-        channel = self._scripts or self._channel
-        mine = self._arrived.wait(arrive, mapped)
-        said = channel.share(f"weights of table {self._table} at clock {step}", mine)
-        versions = self._arrived.versions(said)
+        channel, name = self._scripts or self._channel, f"weights of table {self._table} at clock {step}"
+        partitions = self._partitions
+        if bucket is not None:
+            channel, name, partitions = self._channel, f"{name}, bucket {bucket}", self._of_bucket[bucket]
+        arrived = self._arrived[bucket]
+        said = channel.share(name, arrived.wait(arrive, mapped))
+        versions = arrived.versions(said)
         if self._collectives is not None:
             self._collectives.gather(weights())
         else:
-            self._send(weights(), self._arrived.mapped(said))
-        if self._header.ends:
+            self._send(weights(), arrived.mapped(said), partitions)
+        if self._header.ends and bucket is None:
             self._ending.agree()
         return Versions(newest=versions, clock=step, spread=spread_of(versions))
 
-    def _send(self, flat: Sequence[torch.Tensor], sees: Sequence[Collection[int]]) -> None:
+    def _send(
+        self,
+        flat: Sequence[torch.Tensor],
+        sees: Sequence[Collection[int]],
+        partitions: Sequence[Partition],
+    ) -> None:
         """Each owner's weights to ranks that do not see them."""
         ways: list[list[tuple[int, int, torch.Tensor]]] = [[], []]  # source, target: first, and then
-        for partition, owner in zip(self._partitions, self._owners, strict=True):
-            part = _part(flat, partition)
+        for partition in partitions:
+            owner, part = self._owners[partition.index], _part(flat, partition)
             wanting = [rank for rank in range(self._size) if partition.shard not in sees[rank]]
             for way, hops in zip(ways, self._hops(owner, wanting, partition.index), strict=True):
                 way += [(source, target, part) for source, target in hops]

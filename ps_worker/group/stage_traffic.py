@@ -100,8 +100,10 @@ class StageTraffic:
         sums: flat gradients are never of all ranks.
         descriptors: none: what a stage pushes lies in its flat gradients.
         beside: none: buckets leave in `step()`.
+        by_bucket: never.
     """
 
+    by_bucket = False
     sums = False
     beside = None
     descriptors: Sequence[int] = ()
@@ -288,6 +290,9 @@ class StageTraffic:
         """Waits until all stages have their first weights on the shards."""
         self._channel.share(f"first weights of table {self._table}")
 
+    def want_by_bucket(self, wanted: bool) -> None:
+        """See `RankTraffic`: what this rank wants makes no difference."""
+
     @trace.traced("spread weights")
     def spread(
         self,
@@ -295,6 +300,7 @@ class StageTraffic:
         arrive: Callable[[], Sequence[int]],
         weights: Callable[[], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
+        bucket: int | None = None,  # noqa: ARG002 - all of them at once
     ) -> Versions:
         """The weights of a step are here, and those of pieces that this rank holds and another owns.
 

@@ -36,6 +36,7 @@ class StepHeader:
         mine: this rank has a gradient in it.
         there: the ranks that have one.
         weight: of the pushes.
+        by_bucket: all ranks want the weights of the next step bucket by bucket.
         ends: a rank was told to end: so do all, when this step is over. Of this table's headers alone: those
             of another may be heard sooner on one rank than on the others.
     """
@@ -54,12 +55,13 @@ class StepHeader:
         self.mine = False
         self.there: Sequence[int] = ()
         self.weight = 1.0
+        self.by_bucket = False
         self.ends = False
         self._channel = channel
         self._ending = ending
         self._table = table
 
-    def begin(self, step: int, *, there: bool, weight: float, hyper: int) -> bool:
+    def begin(self, step: int, *, there: bool, weight: float, hyper: int, by_bucket: bool = False) -> bool:
         """Every rank says what it has of a step; waits for the others where it is a new one.
 
         Args:
@@ -67,6 +69,7 @@ class StepHeader:
             there: this rank has a gradient.
             weight: of its pushes.
             hyper: a checksum of the hyper-parameters.
+            by_bucket: this rank wants the weights of the next step bucket by bucket.
 
         Returns:
             Whether it is a new step.
@@ -77,10 +80,12 @@ class StepHeader:
         if step == self.step:
             return False
         mine = {"there": there, "weight": weight, "hyper": hyper, "ends": self._ending.asked()}
+        mine["by_bucket"] = by_bucket
         if self._rider is not None:
             mine |= self._rider.say(self._table, step)
         said = [one.fields for one in self._channel.share(f"step {step} of table {self._table}", mine)]
         self.step, self.mine = step, there
+        self.by_bucket = all(one.get("by_bucket") for one in said)
         self.there = [rank for rank, one in enumerate(said) if one.get("there")]
         hypers = [said[rank].get("hyper") for rank in self.there]
         check_hyper(self._channel, hypers, f"step {step} of table {self._table}")

@@ -194,7 +194,7 @@ class Arrival:
             until_s = time.monotonic() + limit_s
             for table in self._tables:
                 try:
-                    whole &= table.exchange.in_flight.all_pulled_within(max(until_s - time.monotonic(), 0.0))
+                    whole &= table.exchange.all_pulled_within(max(until_s - time.monotonic(), 0.0))
                 except PsError:
                     whole = False
         if whole:

@@ -108,6 +108,13 @@ class Sender:
         return self._mode is Mode.OVERLAPPING and all(table.exchange.leaves_early for table in self.tables)
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether the script may go on before all weights are here that are asked for after this step."""
+        exchanges = [table.exchange for table in self.tables]
+        by_part = all(exchange.by_part for exchange in exchanges)
+        return by_part and (not self.as_views or all(exchange.gives_back for exchange in exchanges))
+
+    @property
     def left(self) -> bool:
         """Whether pushes of this step have left."""
         return any(table.left for table in self.tables)
@@ -143,6 +150,16 @@ class Sender:
         """Raises what answers have brought meanwhile, such as `Evicted`; waits for none."""
         for table in self.tables:
             table.exchange.in_flight.wait_acked(())
+
+    def wait_given_back(self) -> None:
+        """Waits until the script may write to gradients of a step that has left.
+
+        Raises:
+            PsError: an exchange has failed.
+        """
+        if self.as_views:
+            for table in self.tables:
+                table.exchange.in_flight.wait_free()
 
     def decide(self, *, scaled: bool) -> None:
         """After a watched step: overlap if nothing touched the gradients. Later: an error if so.
@@ -200,11 +217,16 @@ class Sender:
         for table in self.tables:
             table.abstain()
 
-    def begin(self) -> None:
-        """Gets ready for the gradients of the next step, whose weights were asked for."""
+    def begin(self, *, wants_parts: bool = False) -> None:
+        """Gets ready for the gradients of the next step, whose weights were asked for.
+
+        Args:
+            wants_parts: modules wait for the weights after that step, each for its own, if it overlaps.
+        """
         self._first.end()
         for table in self.tables:
             table.begin(self._mode)
+            table.exchange.want_by_bucket(wants_parts and self.overlaps and not self.as_views)
 
     def reenter(self, steps: Mapping[int, int]) -> None:
         """The worker has joined again, at these steps by table: what of a step had left is void."""

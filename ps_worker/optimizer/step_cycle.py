@@ -85,11 +85,12 @@ class StepCycle:
         """All of the step has left: asks for the weights of the next, and waits, or has modules wait."""
         if self._sender.seen:
             self.arrival.plan()
-        overlaps = self._sender.overlaps and not self._sender.of_one_rank  # whose weights come to all at once
-        if overlaps and self.arrival.wanted and not self._sender.as_views:  # which a script may write to
+        overlaps = self._sender.overlaps
+        if overlaps and self.arrival.wanted and self._sender.may_go_on:
             self.arrival.expect()
             self._ask()
             stopping.step_ended()  # its pushes have left: they count, whatever the others do
+            self._sender.wait_given_back()
             self.arrival.begin()
             self._begin()
             self._enter(Stage.ARRIVING)
@@ -203,7 +204,7 @@ class StepCycle:
             self._resume = None
 
     def _begin(self) -> None:
-        self._sender.begin()
+        self._sender.begin(wants_parts=self.arrival.wanted)
         self.step_number = self._sender.tables[0].step
 
     def _settle_first(self, *_: Any) -> None:

@@ -27,8 +27,10 @@ def digest(model: torch.nn.Module) -> str:
     return hashlib.sha256(state).hexdigest()
 
 
-def on_devices() -> None:
-    """The host counts as a GPU of this rank's own, and gloo makes the calls of NCCL."""
+def on_devices(words: list[str]) -> None:
+    """On ranks of worker 1 the host counts as a GPU of their own, and gloo makes the calls of NCCL."""
+    if "devices" not in words or int(os.environ["RANK"]) < 2:
+        return
 
     def calls(met: Any, ranks: Any) -> Any:
         return ProcessGroupGloo(PrefixStore("devices", met.store), ranks.rank, ranks.size)
@@ -39,16 +41,19 @@ def on_devices() -> None:
     group._nccl = calls
 
 
+def model_of(me: tuple[int, int], words: list[str]) -> torch.nn.Module:
+    width = 4000 if "wide" in words else 400 if "large" in words else 40
+    width += me == (0, 1) and "other model" in words
+    return torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.ReLU(), torch.nn.Linear(width, 3))
+
+
 def main() -> None:
     folder, steps, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    if "devices" in words and int(os.environ["RANK"]) >= 2:
-        on_devices()
+    on_devices(words)
     with ps.connect() as worker:
         me = (worker.rank, worker.group_rank)
         torch.manual_seed(sum(me))  # the leader of worker 0 starts the job; the others are given its weights
-        width = 4000 if "wide" in words else 400 if "large" in words else 40
-        width += me == (0, 1) and "other model" in words
-        model = torch.nn.Sequential(torch.nn.Linear(30, width), torch.nn.ReLU(), torch.nn.Linear(width, 3))
+        model = model_of(me, words)
         size = max(2, worker.group_size)
         ones = [torch.nn.Parameter(torch.ones(17)) for _ in range(size)]  # each is used on one rank alone
         for rank, parameter in enumerate(ones):
@@ -64,7 +69,12 @@ def main() -> None:
             buckets=several,
         )
         print("started", *me, flush=True)
-        rows = [{"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}]
+
+        def shown() -> dict[str, Any]:
+            """Once all modules have waited for their weights."""
+            return {"weights": [it.detach().clone() for it in model.parameters()], "digest": digest(model)}
+
+        rows, under_way = [shown()], 0
         generator = torch.Generator().manual_seed(100 * me[0] + me[1])
         for step in range(steps):
             if "print" in words:
@@ -73,6 +83,7 @@ def main() -> None:
                 break
             optimizer.zero_grad(set_to_none=not views)
             loss = model(torch.randn(8, 30, generator=generator)).square().mean()
+            rows[-1] |= shown()
             loss = loss + (ones[me[1]] * step).sum()
             if not (me == (1, 0) and step == 2):  # that rank has nothing in this step
                 loss.backward()
@@ -86,12 +97,13 @@ def main() -> None:
                 {
                     "gradients": given,
                     "left": [None if it.grad is None else it.grad.clone() for it in model.parameters()],
-                    "weights": [it.detach().clone() for it in model.parameters()],
-                    "digest": digest(model),
                 }
             )
+            under_way += optimizer._cycle.arrival.under_way
+        worker.synchronize()
+        rows[-1] |= shown()
         worker.finish()
-        rows.append({"digest": digest(model), "overlaps": optimizer.overlaps})
+        rows.append({"digest": digest(model), "overlaps": optimizer.overlaps, "under way": under_way})
         torch.save(rows, folder / f"{me[0]}-{me[1]}.pt")
 
 

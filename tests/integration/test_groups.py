@@ -57,17 +57,21 @@ def mean_of(contributions: list[list[torch.Tensor | None]]) -> list[torch.Tensor
     return made
 
 
-@pytest.mark.parametrize(("reduce", "words"), [("gloo", ("devices",)), ("shm", ("large", "views", "plain"))])
+@pytest.mark.parametrize(
+    ("reduce", "carrier", "words"),
+    [("gloo", "tcp", ("large", "devices")), ("shm", "auto", ("large", "views", "plain"))],
+)
 def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
-    spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, words: tuple[str, ...]
+    spawn: Start, cluster: Servers, tmp_path: Path, reduce: str, carrier: str, words: tuple[str, ...]
 ) -> None:
     """Over shared memory all ranks of both groups map the weights of a model of this size, too.
 
     With "views" the gradients of worker 0 lie where the shards read those of both ranks, and stay so; with
     "devices" worker 1 reduces where the gradients are, as on GPUs over NCCL. Else buckets leave while
-    backward is running, but for the last one, which no rank has whole.
+    backward is running, but for the last one, which no rank has whole; and where weights are not mapped they
+    come bucket by bucket, and modules wait for them, from the step after that in which they were watched.
     """
-    options = ("--group-reduce", reduce)
+    options = ("--group-reduce", reduce, "--carrier", carrier)
     ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), *words, options=options)
     codes = end_all(ranks)
     assert codes == [0] * 4, "\n".join(rank.text for group in ranks for rank in group)
@@ -77,6 +81,8 @@ def test_a_step_of_groups_is_the_mean_of_their_means_in_rank_order_to_the_bit(
     rows = rows_of(tmp_path)
     overlaps = ["views" not in words] * 2 + ["devices" not in words] * 2
     assert [rows[at][-1]["overlaps"] for at in RANKS] == overlaps
+    by_bucket = [rows[at][-1]["under way"] > 1 for at in RANKS]
+    assert by_bucket == [carrier == "tcp"] * 2 + [False] * 2
     weights = [torch.nn.Parameter(it.clone()) for it in rows[0, 0][0]["weights"]]
     momentum = 0.0 if "plain" in words else 0.9
     optimizer = torch.optim.SGD(weights, lr=0.05, momentum=momentum, fused=True)  # as the servers run it
@@ -201,11 +207,12 @@ def test_under_asp_a_group_clips_the_mean_of_its_ranks(
 def test_all_ranks_of_a_group_have_the_same_bytes_at_every_step(
     spawn: Start, cluster: Servers, tmp_path: Path, consistency: str
 ) -> None:
-    ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), consistency=consistency)
+    ranks = start_groups(spawn, cluster, SCRIPT, str(tmp_path), str(STEPS), "large", consistency=consistency)
 
     assert end_all(ranks) == [0] * 4
     rows = rows_of(tmp_path)
     for worker in range(2):
+        assert 1 < rows[worker, 0][-1]["under way"] == rows[worker, 1][-1]["under way"]  # bucket by bucket
         assert [row["digest"] for row in rows[worker, 0]] == [row["digest"] for row in rows[worker, 1]]
     assert len({rows[at][-1]["digest"] for at in RANKS}) == 1  # the final weights
 
@@ -221,6 +228,7 @@ with ps.connect() as worker:
         optimizer.zero_grad()
         model(torch.ones(2, 256)).sum().backward()
         optimizer.step()
+    worker.synchronize()
     if worker.group_rank == 0:
         loaded = nbytes if worker.is_first else 0
         for it in worker.stats().ranks:
@@ -239,7 +247,7 @@ def test_each_rank_pushes_and_pulls_its_part_of_the_model_itself_and_the_job_kno
 
     groups = start_groups(spawn, cluster, str(script), job=job, options=("--carrier", "tcp"))
 
-    assert end_all(groups) == [0] * 4
+    assert end_all(groups) == [0] * 4, "".join(rank.text for group in groups for rank in group)
     for group in groups:
         told = [list(map(float, line.split()[1:])) for line in group[0].lines if line.startswith("rank ")]
         assert [rank for rank, _, _ in told] == [0, 1]
@@ -365,7 +373,7 @@ def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_t
         assert restarting.processes[shard].wait_end() == 0
         restarting.again(shard)
     (tmp_path / "goes on").touch()
-    assert end_all(groups) == [0] * 4
+    assert end_all(groups) == [0] * 4, "".join(rank.text for group in groups for rank in group)
     restarting.close()
     steps = going_on.steps_of(tmp_path)
     assert steps > going_on.MORE

@@ -22,7 +22,51 @@ EARLY = "tests/unit/ps_worker/exchange/test_early_pushes.py"
 DEVICES, GPUS = f"{UNIT}/test_device_collectives.py", f"{UNIT}/test_gpus.py"
 STAGING = "tests/contracts/test_staging.py"
 
+OF_RANKS = "tests/unit/ps_worker/exchange/test_rank_weights.py"
+
 MUTANTS = (
+    Mutant(
+        name="groups: weights of the last layers come to all ranks first",
+        file="ps_worker/exchange/rank_weights.py",
+        text="        return self._last_turn - bucket\n",
+        fault="        return bucket\n",
+        tests=(OF_RANKS,),
+    ),
+    Mutant(
+        name="groups: weights that go by bucket are taken for known when a part of them is",
+        file="ps_worker/exchange/rank_weights.py",
+        text="        if beside is None or wanted is None:\n",
+        fault="        if True:\n",
+        tests=(OF_RANKS,),
+    ),
+    Mutant(
+        name="groups: weights go by bucket where one rank wants it",
+        file="ps_worker/group/step_header.py",
+        text='        self.by_bucket = all(one.get("by_bucket") for one in said)\n',
+        fault='        self.by_bucket = any(one.get("by_bucket") for one in said)\n',
+        tests=(REDUCE,),
+    ),
+    Mutant(
+        name="groups: in a last step ranks hear that it was the last at different places",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        return self._header.by_bucket and not self._header.ends\n",
+        fault="        return self._header.by_bucket\n",
+        tests=(REDUCE,),
+    ),
+    Mutant(
+        name="groups: with one bucket's weights those of all are sent",
+        file="ps_worker/group/gradient_reduce.py",
+        text='channel, name, partitions = self._channel, f"{name}, bucket {bucket}", self._of_bucket[bucket]\n',
+        fault='channel, name = self._channel, f"{name}, bucket {bucket}"\n',
+        tests=(REDUCE,),
+    ),
+    Mutant(
+        name="groups: who waits for one call beside waits for all",
+        file="ps_worker/group/beside.py",
+        text="lambda: self._turn > turn or self._error is not None, LOOK_S)",
+        fault="lambda: self._over, LOOK_S)",
+        tests=(BESIDE,),
+    ),
     Mutant(
         name="groups: a store that is gone is asked again",
         file="ps_worker/group/watch.py",
@@ -645,7 +689,7 @@ MUTANTS = (
     Mutant(
         name="groups: a rank that has heard with another table that all are to end does so at once",
         file="ps_worker/group/gradient_reduce.py",
-        text="        if self._header.ends:\n",
+        text="        if self._header.ends and bucket is None:\n",
         fault="        if self._header.ends or self._ending.asked():\n",
         tests=(f"{REDUCE}::test_what_was_heard_with_another_table_ends_no_rank_at_a_step_of_this_one",),
     ),
@@ -659,8 +703,8 @@ MUTANTS = (
     Mutant(
         name="beside: who looks holds the lock that ends the group",
         file="ps_worker/group/beside.py",
-        text="                while not self._end_step():\n                    self._look()\n",
-        fault="                while not self._end_step():\n                    with self._changed:\n                        self._look()\n",
+        text="                while not over():\n                    self._look()\n",
+        fault="                while not over():\n                    with self._changed:\n                        self._look()\n",
         tests=(f"{BESIDE}::test_who_looks_while_it_waits_holds_no_lock_that_others_need",),
     ),
     Mutant(

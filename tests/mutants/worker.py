@@ -316,6 +316,20 @@ MUTANTS = (
         tests=("tests/component/members/test_interrupted_step.py",),
     ),
     Mutant(
+        name="step: a script goes on before gradients that lie where they were pushed from are given back",
+        file=STAGES,
+        text="            self._sender.wait_given_back()\n",
+        fault="",
+        tests=("tests/component/wrap/test_gradient_views.py",),
+    ),
+    Mutant(
+        name="step: with gradient views step() waits for all weights, also where gradients are given back",
+        file="ps_worker/optimizer/sender.py",
+        text="(not self.as_views or all(exchange.gives_back for exchange in exchanges))",
+        fault="not self.as_views",
+        tests=("tests/component/wrap/test_gradient_views.py",),
+    ),
+    Mutant(
         name="step: a step begins inside another",
         file=STAGES,
         text='        assert stage in TRANSITIONS[self.stage], f"{self.stage} to {stage}"\n',

@@ -12,7 +12,6 @@ from ps_lab.snapshots import calls as snapshot_calls
 from ps_server.coordinator.snapshots import attempt as snapshot_taking
 from ps_wire.access.access import OPEN
 from ps_wire.errors import CutAborted
-from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.membership import snapshot_promise
 from ps_worker.membership.snapshot_promise import Put
 from tests.component.service import Cluster, fresh_name, run_workers, together
@@ -104,8 +103,8 @@ def test_an_answer_to_a_cut_of_before_does_not_count(saving):
         taking.start()
         assert asked.wait(WAIT_S)
         member = saving.coordinator.runners[job].job.roster.members[1]
-        before = pb.CutReady(number=0, steps={0: steps[1] + 100})
-        saving._loop.loop.call_soon_threadsafe(saving.coordinator._scheduler.ready, job, member, before)
+        before = {0: steps[1] + 100}
+        saving._loop.loop.call_soon_threadsafe(saving.coordinator._scheduler.ready, job, member, 0, before)
         too_early.append(told.wait(TOO_EARLY_S))
         answers.set()
         taking.join(WAIT_S)

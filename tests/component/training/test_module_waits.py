@@ -39,12 +39,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 
 
 @pytest.mark.parametrize(
-    ("consistency", "carrier", "num_workers"),
-    [("bsp", "auto", 2), ("bsp", "tcp", 2), ("ssp:1", "auto", 1), ("ssp:1", "uds", 1)],
+    ("consistency", "carrier", "num_workers", "views"),
+    [
+        ("bsp", "auto", 2, False),
+        ("bsp", "tcp", 2, True),
+        ("ssp:1", "auto", 1, False),
+        ("ssp:1", "uds", 1, False),
+    ],
 )
 @pytest.mark.parametrize("every", [1, 3])
 def test_weights_that_come_at_the_last_moment_give_the_bytes_of_plain_torch(
-    cluster: Cluster, consistency: str, carrier: str, num_workers: int, every: int
+    cluster: Cluster, consistency: str, carrier: str, num_workers: int, views: bool, every: int
 ):
     """All partitions are held back, or another third in each step, mapped, copied and received."""
     models = [seeded(Model) for _ in range(num_workers)]
@@ -52,7 +57,9 @@ def test_weights_that_come_at_the_last_moment_give_the_bytes_of_plain_torch(
 
     def body(worker: ps.Worker) -> int:
         model = models[worker.rank]
-        optimizer = worker.wrap(adam(model), model, overlap=True, buckets=PAGES)
+        optimizer = worker.wrap(
+            adam(model), model, overlap=True, buckets=PAGES, gradient_as_bucket_view=views
+        )
         moments = LastMoment(exchange_of(optimizer), lambda partition, step: (partition + step) % every == 0)
         script(worker.rank, model, optimizer)
         worker.finish()

@@ -11,11 +11,13 @@ import torch
 import ps_worker as ps
 from ps_wire.frames import frame as wire
 from ps_wire.sockets.frame_socket import FrameSocket
+from tests.component.arriving import PAGES, Model, adam, train
+from tests.component.last_moment import LastMoment
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, check, seeded
 from tests.component.scripts import sgd
 from tests.component.service import Cluster, run_workers
-from tests.inside import exchange_of
+from tests.inside import arrival_of, exchange_of
 from tests.until import LIMIT_S
 
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
@@ -122,6 +124,49 @@ def test_zeros_are_not_written_over_gradients_that_shards_have_not_read(
 
     run_workers(cluster, body, carrier=carrier)
     assert_same(model, expected)
+
+
+def test_over_tcp_a_step_returns_before_weights_are_here_and_after_gradients_are_given_back(
+    cluster: Cluster,
+):
+    """Who acknowledges a push that travelled does not read the gradient any more."""
+    acks: list[wire.Frame] = []
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Model)
+        optimizer = worker.wrap(adam(model), model, overlap=True, buckets=PAGES, gradient_as_bucket_view=True)
+        exchange = exchange_of(optimizer)
+        train(model, optimizer, range(2))
+        worker.synchronize()
+        exchange.in_flight.wait_free()  # weights may be here before the last ACK is
+        LastMoment(exchange, lambda _partition, step: step == 3)
+        take, wait_free, kept = exchange.receive, exchange.in_flight.wait_free, threading.Lock()
+
+        def late(frame: wire.Frame) -> None:
+            with kept:
+                if frame.kind is wire.Kind.ACK and exchange.in_flight.wait_free is waiting:
+                    acks.append(frame)
+                    return
+            take(frame)
+
+        def waiting(partitions: Any = None) -> None:
+            if partitions is None:  # else of a bucket, before the next gradients are copied
+                with kept:
+                    exchange.in_flight.wait_free = wait_free
+                for frame in acks:
+                    take(frame)
+            wait_free(partitions)
+
+        exchange.receive, exchange.in_flight.wait_free = late, waiting
+        train(model, optimizer, [2])
+        assert exchange.in_flight.all_free
+        assert arrival_of(optimizer).under_way
+        optimizer.zero_grad(set_to_none=False)
+        train(model, optimizer, [3])
+        assert_same(model, alone(lambda _, plain, steps: train(plain, steps, range(4)), seeded(Model), adam))
+
+    run_workers(cluster, body, carrier="tcp")
+    assert acks
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])

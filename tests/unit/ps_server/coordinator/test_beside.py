@@ -82,7 +82,9 @@ async def test_tables_that_one_job_makes_hold_up_no_other_job(monkeypatch: pytes
             await until(worker("b", 0, 1, quick), "table_made")
             assert await asyncio.to_thread(lambda: "another job") == "another job"
             held.go_on.set()
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
     finally:
         held.go_on.set()
         for task in tasks:

@@ -53,6 +53,33 @@ def test_calls_are_made_in_the_order_of_their_turns_beside_the_thread_that_puts_
             assert not beside.used
 
 
+def test_a_call_is_waited_for_while_those_behind_it_go_on():
+    with made() as (_, beside):
+        go_on = threading.Event()
+        beside.put(0, lambda: None)
+        beside.put(1, lambda: go_on.wait(LIMIT_S))
+        beside.wait_turn(0)
+        assert not beside.idle
+        assert not beside.over_within(0.0)
+        go_on.set()
+        beside.wait_turn(1)
+        assert beside.over_within(LIMIT_S)
+        assert beside.idle
+        assert beside.used
+        beside.wait()
+        assert not beside.used
+
+
+def test_who_waits_for_a_turn_hears_of_an_error_and_so_does_who_waits_for_all():
+    with made() as (_, beside):
+        beside.put(1, lambda: None)
+        beside.put(0, raises(NonFiniteGradient("x")))
+        for wait in (partial(beside.wait_turn, 1), partial(beside.over_within, LIMIT_S), beside.wait):
+            with pytest.raises(NonFiniteGradient):
+                wait()
+        assert beside.idle
+
+
 def test_a_call_whose_turn_has_not_come_is_forgotten_at_the_end_of_a_step():
     """A step was broken off of which a later bucket was complete."""
     with made() as (_, beside):

@@ -399,6 +399,60 @@ def test_weights_and_versions_of_the_owners_reach_all_ranks(size: int) -> None:
     assert all(torch.equal(x, y) for mine in shown for x, y in zip(mine, weights, strict=True))
 
 
+def test_weights_of_one_bucket_reach_all_ranks_and_those_of_others_stay() -> None:
+    def script(rank: int) -> Sequence[int]:
+        shown[rank][0].fill_(1.0 + rank)
+        shown[rank][1].fill_(1.0 + rank)
+        return (
+            table.reduces[rank].spread(1, lambda: [3, 5, 4], lambda: shown[rank], frozenset, bucket=0).newest
+        )
+
+    with town(2) as group:
+        table = Table(group)
+        shown = [[torch.zeros(count) for count in SIZES] for _ in range(2)]
+
+        found = group.run(script)
+
+    assert found == [[3, 5]] * 2
+    assert all(torch.equal(x, y) for x, y in zip(shown[0][:1], shown[1][:1], strict=True))
+    assert [float(mine[1].mean()) for mine in shown] == [1.0, 2.0]
+
+
+def test_scripts_whose_weights_come_by_bucket_compare_each_step_that_they_come_to() -> None:
+    """They say so in each, and hear of it in the next."""
+
+    def step(rank: int, number: int) -> int:
+        reduce = table.reduces[rank]
+        reduce.arrive(number)
+        for bucket in (1, 0):
+            reduce.spread(number + 1, lambda: [0, 0, 0], lambda: table.flat[rank], frozenset, bucket=bucket)
+        return number
+
+    with town(2) as group, town(2) as scripts:
+        table = Table(group, scripts=scripts)
+
+        for number in range(3):
+            assert group.run(lambda rank: step(rank, number)) == [number] * 2  # noqa: B023 - over by then
+        assert scripts.run(lambda rank: len(scripts.channels[rank].share("something else"))) == [2, 2]
+
+
+def test_weights_go_by_bucket_where_all_ranks_want_it_and_the_group_does_not_end() -> None:
+    """In the last step all of them hear at one place that it was the last."""
+
+    def step(rank: int, number: int, wants: Sequence[bool]) -> bool:
+        table.reduces[rank].want_by_bucket(wants[rank])
+        table.push(rank, step=number)
+        return table.reduces[rank].by_bucket
+
+    with town(2) as group:
+        table = Table(group)
+
+        assert group.run(lambda rank: step(rank, 0, (True, False))) == [False, False]
+        assert group.run(lambda rank: step(rank, 1, (True, True))) == [True, True]
+        table.asked[1] = True
+        assert group.run(lambda rank: step(rank, 2, (True, True))) == [False, False]
+
+
 def test_weights_that_a_rank_sees_where_the_servers_have_them_are_not_sent_to_it() -> None:
     def script(rank: int) -> list[int]:
         sees = {0} if rank == 1 else set()  # the shard of partitions 0 and 2

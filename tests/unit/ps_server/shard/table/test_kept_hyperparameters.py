@@ -38,6 +38,7 @@ def test_what_differs_is_refused_by_name_beyond_a_number_and_all_before_stays() 
         kept.keep((worker, 0), 1, rate(float(worker)))
     with pytest.raises(MemoryLimitExceeded, match=f"over {LEAST_SETS} hyper-parameters that differ"):
         kept.keep((LEAST_SETS, 0), 1, rate(-1.0))
+    assert kept.get((LEAST_SETS, 0), 1) is None
     kept.keep((LEAST_SETS, 0), 1, rate(0.0))  # as worker 0 has sent
     assert [kept.get((worker, 0), 1) for worker in (0, LEAST_SETS - 1)] == [rate(0.0), rate(LEAST_SETS - 1.0)]
 
