@@ -638,8 +638,8 @@ MUTANTS = (
     Mutant(
         name="beside: a bucket of a step that was broken off leaves with the next step",
         file="ps_worker/group/beside.py",
-        text="                self._calls.clear()\n",
-        fault="                pass\n",
+        text="            self._calls.clear()\n",
+        fault="            pass\n",
         tests=(f"{BESIDE}::test_a_call_whose_turn_has_not_come_is_forgotten_at_the_end_of_a_step",),
     ),
     Mutant(
