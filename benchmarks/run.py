@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from peers import VARIABLES, find_python
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from targets import ROWS, Figures, Row
@@ -34,14 +35,52 @@ class RunFailed(Exception):
     """A benchmark ended with a failure; the message is its last line."""
 
 
-class Runs(ExitStack):
-    """See `targets.Runs`; each run is a process of its own, made once, and fails once."""
+class Processes:
+    """Commands, each a process of its own, that print figures or write them into a file; each fails once."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._failed: dict[tuple[str, ...], str] = {}
+
+    def printed(self, words: Sequence[str]) -> Figures:
+        """The figures in the last line that it prints."""
+        figures: Figures = json.loads(self.run(words)[-1])
+        return figures
+
+    def written(self, words: Sequence[str]) -> Figures:
+        """The figures in the file that it is given as `--json`."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "figures.json"
+            self.run([*words, "--json", str(path)], shown=words)
+            figures: Figures = json.loads(path.read_text())
+        return figures
+
+    def run(self, words: Sequence[str], *, shown: Sequence[str] | None = None) -> list[str]:
+        """The lines that it prints. Raises `RunFailed`."""
+        key = tuple(shown or words)
+        if key in self._failed:
+            raise RunFailed(self._failed[key])
+        text = " ".join(Path(word).name for word in key)
+        self._console.print(text, style="dim", markup=False, soft_wrap=True)
+        with self._console.status("running"):
+            outcome = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)
+        if outcome.returncode == 130:
+            raise KeyboardInterrupt
+        if outcome.returncode != 0:
+            self._console.print(outcome.stderr, markup=False, soft_wrap=True)
+            lines = outcome.stderr.strip().splitlines()
+            self._failed[key] = lines[-1] if lines else f"exit code {outcome.returncode}"
+            raise RunFailed(self._failed[key])
+        return outcome.stdout.strip().splitlines()
+
+
+class Runs(ExitStack):
+    """See `targets.Runs`; each run is made once."""
+
+    def __init__(self, rounds: int, processes: Processes) -> None:
         super().__init__()
         self._rounds = rounds
-        self._console = make_error_console()
-        self._failed: dict[tuple[str, ...], str] = {}
+        self._processes = processes
         self.roundtrip = cache(self._roundtrip)
         self.step = cache(self._step)
         self.footprint = cache(self._footprint)
@@ -83,10 +122,6 @@ class Runs(ExitStack):
     def _snapshot(self) -> Figures:
         return self._line("snapshot.py", {})
 
-    def tell(self, what: str, measured: str, verdict: str | Text) -> None:
-        """Says beside the table what a row came to."""
-        self._console.print(f"  {what}:", measured, verdict, highlight=False, soft_wrap=True)
-
     def _fault_times(self) -> Figures:
         return self._line("fault_times.py", {})
 
@@ -125,37 +160,14 @@ class Runs(ExitStack):
 
     def _tls_dir(self) -> str:
         folder = self.enter_context(tempfile.TemporaryDirectory()) + "/certificates"
-        self._run([command_path("ps-lab"), "certs", folder])
+        self._processes.run([command_path("ps-lab"), "certs", folder])
         return f"{folder}/server"  # good for workers, too
 
     def _figures(self, command: Sequence[str], options: dict[str, str]) -> Figures:
-        words = [*command, "--rounds", str(self._rounds), *typed(options)]
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "figures.json"
-            self._run([*words, "--json", str(path)], shown=words)
-            figures: Figures = json.loads(path.read_text())
-        return figures
+        return self._processes.written([*command, "--rounds", str(self._rounds), *typed(options)])
 
     def _line(self, script: str, options: dict[str, str]) -> Figures:
-        figures: Figures = json.loads(self._run([sys.executable, str(HERE / script), *typed(options)])[-1])
-        return figures
-
-    def _run(self, words: Sequence[str], *, shown: Sequence[str] | None = None) -> list[str]:
-        key = tuple(shown or words)
-        if key in self._failed:
-            raise RunFailed(self._failed[key])
-        text = " ".join(Path(word).name for word in key)
-        self._console.print(text, style="dim", markup=False, soft_wrap=True)
-        with self._console.status("running"):
-            outcome = subprocess.run(words, cwd=HERE, capture_output=True, text=True, check=False)
-        if outcome.returncode == 130:
-            raise KeyboardInterrupt
-        if outcome.returncode != 0:
-            self._console.print(outcome.stderr, markup=False, soft_wrap=True)
-            lines = outcome.stderr.strip().splitlines()
-            self._failed[key] = lines[-1] if lines else f"exit code {outcome.returncode}"
-            raise RunFailed(self._failed[key])
-        return outcome.stdout.strip().splitlines()
+        return self._processes.printed([sys.executable, str(HERE / script), *typed(options)])
 
 
 def typed(options: dict[str, str]) -> list[str]:
@@ -199,10 +211,12 @@ def main() -> None:
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     table = Table("what", "measured", "target", "verdict")
-    with Runs(options.rounds) as runs:
+    console = make_error_console()
+    with Runs(options.rounds, Processes(console)) as runs:
         for row in [row for row in ROWS if options.only in row.what]:
             measured, verdict = cells(row, runs)
-            runs.tell(row.what, measured, verdict)  # the table comes at the end, which may be an hour away
+            # Beside the table, which comes at the end: that may be an hour away.
+            console.print(f"  {row.what}:", measured, verdict, highlight=False, soft_wrap=True)
             table.add_row(
                 row.what, measured, "" if row.target is None else f"<= {row.target:g} {row.unit}", verdict
             )

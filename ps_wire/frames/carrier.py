@@ -7,11 +7,13 @@ and gives it an `Outlet` to answer through; the worker end is in `ps_worker.tran
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
 from ps_wire.errors import FrameRefused, ProtocolMismatch, PsError
 from ps_wire.frames import frame as wire
+from ps_wire.frames.shared_place import SharedPlace
 from ps_wire.spec.choice import choose
 
 
@@ -117,6 +119,22 @@ class Outlet(Protocol):
         """Queues one frame. Never blocks; thread-safe; silent once the connection is closed.
 
         When it returns, the outlet has a copy of the payload, or holds the message.
+        """
+        ...
+
+    def write_along(
+        self, table: int, partition: int, version: int, write: Callable[[SharedPlace], bool]
+    ) -> bool:
+        """Has weights written where the peer waits for them, as they are made: they are sent without a copy.
+
+        Args:
+            table: of the weights.
+            partition: of the table.
+            version: that they will have.
+            write: makes them, there, too; or does nothing and returns False.
+
+        Returns:
+            What `write` has returned; False where it was not called: nobody waits, or for a payload.
         """
         ...
 

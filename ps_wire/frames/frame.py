@@ -7,8 +7,8 @@ Invariant: `decode(encode(frame)) == frame`, and nothing that fails a check gets
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, NamedTuple
 
 from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
 from ps_wire.frames.shared_place import SharedPlace
@@ -60,9 +60,11 @@ _KINDS = {int(kind): kind for kind in Kind}
 _NONE = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame. Fields that a kind does not use keep their defaults; `docs/protocol.md` lists which it uses.
+
+    A named tuple, given by keywords: a round makes hundreds, and a dataclass of as many fields takes four
+    times as long to make (1.5 us).
 
     Attributes:
         kind: what it is.
@@ -111,6 +113,10 @@ class Frame:
     def nbytes(self) -> int:
         """Bytes of the payload, also where its terms stand for it."""
         return len(self.terms[0]) if self.terms else len(self.payload)
+
+    def but(self, **fields: Any) -> Frame:
+        """The same with other values in some fields."""
+        return self._replace(**fields)
 
 
 def header(frame: Frame, payload_bytes: int) -> bytes:

@@ -11,7 +11,6 @@ It must not know sockets, or what a frame means.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from operator import attrgetter
 
 from ps_wire.frames import meta
@@ -94,7 +93,7 @@ def _list(group: Sequence[Frame]) -> Frame:
     indices = list(dict.fromkeys(it.partition for it in group))
     hyper = len(indices) if first.kind is Kind.PULLED else first.hyper
     flags, listed = first.flags | LISTED, meta.listed(indices) + first.meta
-    return replace(first, partition=indices[0], flags=flags, hyper=hyper, meta=listed)
+    return first.but(partition=indices[0], flags=flags, hyper=hyper, meta=listed)
 
 
 def partitions(frame: Frame) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from ps_wire.errors import FrameMalformed
 from ps_wire.frames.frame import Frame
@@ -56,7 +55,7 @@ def read_listed(frame: Frame, count: int | None = None) -> tuple[int, ...]:
 
 def part(pull: Frame, indices: Sequence[int]) -> Frame:
     """A PULL that asks for some partitions of its list, in their order."""
-    return replace(pull, partition=indices[0], meta=listed(indices))
+    return pull.but(partition=indices[0], meta=listed(indices))
 
 
 def clocks(members: Iterable[tuple[int, int]]) -> bytes:

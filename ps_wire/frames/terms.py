@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from ps_wire.frames.buffer import as_tensor, bytes_of
@@ -19,4 +17,4 @@ def whole(frame: Frame) -> Frame:
     if not frame.terms:
         return frame
     terms = [as_tensor(term, torch.float32) for term in frame.terms]
-    return replace(frame, terms=(), payload=bytes_of(rank_mean(terms, torch.empty_like(terms[0]))))
+    return frame.but(terms=(), payload=bytes_of(rank_mean(terms, torch.empty_like(terms[0]))))

@@ -1,6 +1,6 @@
 /* The mean of gradients in rank order, each of which may be the mean of several terms, and a plain step of SGD
- * with it, in one pass over memory; a step of Adam from one memory into another; the look for values that are
- * not finite, and the copy that a worker reads.
+ * with it, in one pass over memory; such a step with one gradient, which makes the copy that a worker reads, too;
+ * a step of Adam from one memory into another; the look for values that are not finite, and that copy alone.
  *
  * Each product, sum and quotient is rounded as torch rounds it, so results are the same to the bit;
  * kernels.py compares them before anything uses this. Those that tell return 1 if all was finite. They touch
@@ -93,9 +93,10 @@ INLINE float mean_scalar(const float *const *terms, size_t count, size_t ranks, 
 
 /* All elements of `count` gradients, each the mean of `ranks` terms that lie one behind the other; both are
  * constants where this is inlined for what is commonest. `weights` may be null: then `out` gets the mean.
+ * `kept` may be null: else it gets what `out` gets.
  * `streams`: past the caches, for memory that nobody here reads soon. */
-INLINE int pass(const float *const *terms, size_t count, size_t ranks, const float *weights, float rate, float *out,
-                size_t elements, int streams)
+INLINE int pass(const float *const *terms, size_t count, size_t ranks, const float *weights, float rate, float *kept,
+                float *out, size_t elements, int streams)
 {
     const struct quotient all = quotient_of(count), each = quotient_of(ranks);
     const __m256 rates = _mm256_set1_ps(-rate), zero = _mm256_setzero_ps();
@@ -107,10 +108,13 @@ INLINE int pass(const float *const *terms, size_t count, size_t ranks, const flo
         if (head > elements)
             head = elements;
     }
+    const int keeps_past = streams && !(((uintptr_t)kept ^ (uintptr_t)out) & 31);
     for (; at < head; at++) {
         float mean = mean_scalar(terms, count, ranks, at, &all, &each);
         spoilt_alone += 0.0f * mean;
         out[at] = weights ? __builtin_fmaf(-rate, mean, weights[at]) : mean;
+        if (kept)
+            kept[at] = out[at];
     }
     for (; at + LINE <= elements; at += LINE) {
         __m256 low = mean_vector(terms, count, ranks, at, &all, &each);
@@ -120,6 +124,13 @@ INLINE int pass(const float *const *terms, size_t count, size_t ranks, const flo
         if (weights) {
             low = _mm256_fmadd_ps(rates, low, _mm256_loadu_ps(weights + at));
             high = _mm256_fmadd_ps(rates, high, _mm256_loadu_ps(weights + at + VECTOR));
+        }
+        if (kept && keeps_past) {
+            _mm256_stream_ps(kept + at, low);
+            _mm256_stream_ps(kept + at + VECTOR, high);
+        } else if (kept) {
+            _mm256_storeu_ps(kept + at, low);
+            _mm256_storeu_ps(kept + at + VECTOR, high);
         }
         if (streams) {
             _mm256_stream_ps(out + at, low);
@@ -133,6 +144,8 @@ INLINE int pass(const float *const *terms, size_t count, size_t ranks, const flo
         float mean = mean_scalar(terms, count, ranks, at, &all, &each);
         spoilt_alone += 0.0f * mean;
         out[at] = weights ? __builtin_fmaf(-rate, mean, weights[at]) : mean;
+        if (kept)
+            kept[at] = out[at];
     }
     if (streams)
         _mm_sfence();
@@ -143,10 +156,10 @@ INLINE int pass(const float *const *terms, size_t count, size_t ranks, const flo
 TARGET int ps_rank_mean(const float *const *terms, size_t count, size_t ranks, float *mean, size_t elements)
 {
     if (ranks > 1)
-        return pass(terms, count, ranks, NULL, 0.0f, mean, elements, 0);
+        return pass(terms, count, ranks, NULL, 0.0f, NULL, mean, elements, 0);
     if (count == 2)
-        return pass(terms, 2, 1, NULL, 0.0f, mean, elements, 0);
-    return pass(terms, count, 1, NULL, 0.0f, mean, elements, 0);
+        return pass(terms, 2, 1, NULL, 0.0f, NULL, mean, elements, 0);
+    return pass(terms, count, 1, NULL, 0.0f, NULL, mean, elements, 0);
 }
 
 /* out[i] = weights[i] - rate * mean[i], product and sum rounded once */
@@ -154,10 +167,19 @@ TARGET int ps_rank_mean_step(const float *const *terms, size_t count, size_t ran
                         float *out, size_t elements, int streams)
 {
     if (ranks > 1)
-        return pass(terms, count, ranks, weights, rate, out, elements, streams);
+        return pass(terms, count, ranks, weights, rate, NULL, out, elements, streams);
     if (count == 2 && streams)
-        return pass(terms, 2, 1, weights, rate, out, elements, 1);
-    return pass(terms, count, 1, weights, rate, out, elements, streams);
+        return pass(terms, 2, 1, weights, rate, NULL, out, elements, 1);
+    return pass(terms, count, 1, weights, rate, NULL, out, elements, streams);
+}
+
+/* kept[i] = copy[i] = weights[i] - rate * gradient[i], product and sum rounded once */
+TARGET int ps_step_copy(const float *gradient, const float *weights, float rate, float *kept, float *copy,
+                        size_t elements, int streams)
+{
+    if (streams)
+        return pass(&gradient, 1, 1, weights, rate, kept, copy, elements, 1);
+    return pass(&gradient, 1, 1, weights, rate, kept, copy, elements, 0);
 }
 
 TARGET int ps_finite(const float *values, size_t elements)

@@ -32,11 +32,15 @@ class Kernels:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._mean: Callable[..., int] = library.ps_rank_mean
         self._mean_step: Callable[..., int] = library.ps_rank_mean_step
+        self._step_copy: Callable[..., int] = library.ps_step_copy
         self._finite: Callable[..., int] = library.ps_finite
         self._copy: Callable[..., None] = library.ps_copy
         library.ps_rank_mean.argtypes = [pointer, size, size, pointer, size]
         library.ps_rank_mean_step.argtypes = [
             pointer, size, size, pointer, ctypes.c_float, pointer, size, ctypes.c_int,
+        ]  # fmt: skip
+        library.ps_step_copy.argtypes = [
+            pointer, pointer, ctypes.c_float, pointer, pointer, size, ctypes.c_int,
         ]  # fmt: skip
         self._adam: Callable[..., None] = library.ps_adam_pieces
         library.ps_adam_pieces.argtypes = [size, *[pointer] * 6, *[ctypes.c_float] * 8, size]
@@ -77,6 +81,30 @@ class Kernels:
         pointers, size, count = _pointers(terms), out.numel(), len(terms) // ranks
         at, to = weights.data_ptr(), out.data_ptr()
         return bool(self._mean_step(pointers, count, ranks, at, rate, to, size, streams))
+
+    def step_copy(
+        self,
+        gradient: torch.Tensor,
+        weights: torch.Tensor,
+        rate: float,
+        out: torch.Tensor,
+        copy: torch.Tensor,
+    ) -> bool:
+        """`weights - rate * gradient`, as `mean_step` rounds it, into two places in one pass.
+
+        Args:
+            gradient: shape (E,), for which `fit` holds.
+            weights: shape (E,), float32, contiguous.
+            rate: the learning rate.
+            out: as `weights`; no memory of theirs, nor of the gradient.
+            copy: likewise, and no memory of `out`.
+
+        Returns:
+            Whether each element of the gradient is finite; else neither is to be used.
+        """
+        streams = copy.nbytes >= STREAMED_BYTES
+        at, to, also = weights.data_ptr(), out.data_ptr(), copy.data_ptr()
+        return bool(self._step_copy(gradient.data_ptr(), at, rate, to, also, copy.numel(), streams))
 
     def adam(
         self,
@@ -183,7 +211,12 @@ def same_as_torch(kernels: Kernels) -> bool:
         kernels.mean(terms, terms[-1], ranks)  # in place
         if not same_bits(terms[-1], expected):
             return False
-        if not same_bits(stepped, torch.add(weights, expected, alpha=-0.1)):
+        after = torch.add(weights, expected, alpha=-0.1)
+        if not same_bits(stepped, after):
+            return False
+        copy = torch.empty(size)
+        whole = kernels.step_copy(expected, weights, 0.1, mean, copy)
+        if not whole or not same_bits(mean, after) or not same_bits(copy, after):
             return False
     return True
 

@@ -193,12 +193,17 @@ class FrameSocket:
             descriptors, self._descriptors = tuple(self._descriptors), []
         return head.frame(meta[: head.meta_bytes], payload, descriptors)
 
-    def received(self) -> wire.Frame | None:
+    def received(self, *, reads: bool = False) -> wire.Frame | None:
         """The next frame if all of it has come already, and it has no payload; never waits.
 
+        Args:
+            reads: looks also at what the system holds, and not only at what was read with an earlier frame.
+
         Raises:
-            FrameMalformed, FrameTooLarge, ProtocolMismatch: as for `receive`.
+            FrameMalformed, FrameTooLarge, ProtocolMismatch, ConnectionLost: as for `receive`.
         """
+        if reads and self._end - self._start < wire.HEADER_BYTES and self._has_come():
+            self._read_more(None)
         here = self._end - self._start
         if here < wire.HEADER_BYTES:
             return None
@@ -217,6 +222,11 @@ class FrameSocket:
             return place
         # Aligned, not filled with zeros, and in the steady state a block that was freed before: `allocator`.
         return np.empty(head.payload_bytes, dtype=np.uint8).data
+
+    def _has_come(self) -> bool:
+        come = select.poll()
+        come.register(self._socket, select.POLLIN)
+        return bool(come.poll(0))
 
     def _read_more(self, until_s: float | None) -> bool:
         """Reads what has come behind what is buffered, less than a header; False at the end of the stream."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -206,7 +205,7 @@ class Exchange:
         Pushes and pulls of the incarnation before are over: what was on its way is dropped. The memory stays.
         """
         self._incarnation = incarnation
-        self._hyper_frames = tuple(replace(it, incarnation=incarnation) for it in self._hyper_frames)
+        self._hyper_frames = tuple(it.but(incarnation=incarnation) for it in self._hyper_frames)
         self.in_flight.forget()
 
     def attach(self, hooks: Hooks) -> None:

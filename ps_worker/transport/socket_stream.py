@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Self
 
 from ps_wire.access.certificates import TlsFolder
@@ -143,7 +142,7 @@ class SocketStream:
         shares = self._shares and frame.kind is wire.Kind.HELLO
         if shares or self._travelling(frame) < frame.nbytes:
             flags = frame.flags | wire.SHARED | wire.RANKS * bool(frame.terms)
-            return replace(frame, payload=b"", terms=(), flags=flags)
+            return frame.but(payload=b"", terms=(), flags=flags)
         return whole(frame)
 
 

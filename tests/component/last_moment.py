@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ps_wire.frames import frame as wire
@@ -15,8 +14,8 @@ def apart(frame: wire.Frame) -> list[wire.Frame]:
     """The frames of a list, as if each had come by itself."""
     if frame.kind is not wire.Kind.PULLED or not frame.flags & wire.LISTED:
         return [frame]
-    alone = replace(frame, flags=frame.flags & ~wire.LISTED, hyper=0, meta=bytes(lists.clocks(frame)))
-    return [replace(alone, partition=partition) for partition in lists.partitions(frame)]
+    alone = frame.but(flags=frame.flags & ~wire.LISTED, hyper=0, meta=bytes(lists.clocks(frame)))
+    return [alone.but(partition=partition) for partition in lists.partitions(frame)]
 
 
 class LastMoment:
@@ -54,7 +53,7 @@ class LastMoment:
                 if wanted and held:
                     self.waited.append([frame.partition])
                 if frame.partition in self.never or (held and not wanted):
-                    kept = replace(frame, payload=bytes(frame.payload))  # the buffer is the connection's
+                    kept = frame.but(payload=bytes(frame.payload))  # the buffer is the connection's
                     self._kept[frame.partition] = kept
                     return
         self._take(frame)

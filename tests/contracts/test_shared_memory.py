@@ -16,6 +16,7 @@ import pytest
 
 from ps_wire.errors import Evicted
 from ps_wire.frames import frame as wire
+from ps_wire.process import kernels, trace
 from ps_wire.sockets import shared_memory
 from ps_wire.sockets.frame_socket import MAX_DESCRIPTORS, FrameSocket, close_all
 from tests.component.service import Cluster
@@ -41,7 +42,10 @@ class Sharing:
         assert self.next().kind is wire.Kind.HELLO
 
     def send(self, kind: wire.Kind, **fields: Any) -> None:
-        self._socket.send([wire.Frame(kind=kind, worker=self._worker, incarnation=1, **fields)])
+        self.send_together([{"kind": kind, **fields}])
+
+    def send_together(self, frames: list[dict[str, Any]]) -> None:
+        self._socket.send([wire.Frame(worker=self._worker, incarnation=1, **fields) for fields in frames])
 
     def next(self) -> wire.Frame:
         frame = self._socket.receive()
@@ -92,6 +96,37 @@ def test_gradients_are_read_and_weights_written_where_they_lie(in_job: Any):
             assert (peer.weights.values == step + 1.0).all()
 
     in_job(test)
+
+
+def test_weights_are_written_as_they_are_made_where_a_push_comes_with_what_asks_for_them(in_job: Any):
+    def test(bench: Bench) -> None:
+        peer = Sharing(bench)
+        peer.share()
+        names: list[str] = []
+        trace.install(Spans(names))
+        try:
+            for step in range(2):
+                peer.gradients.values[:] = -1.0
+                push = {"kind": wire.Kind.PUSH, "step": step, "flags": wire.SHARED}
+                peer.send_together([push, {"kind": wire.Kind.PULL, "step": step + 1, "meta": bytes(4)}])
+                assert [peer.next().kind for _ in range(2)] == [wire.Kind.ACK, wire.Kind.PULLED]
+                assert (peer.weights.values == step + 1.0).all()
+        finally:
+            trace.install(None)
+        assert names.count("step and copy weights") == (2 if kernels.KERNELS is not None else 0)
+
+    in_job(test)
+
+
+class Spans:
+    """Notes the names of spans."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def span(self, name: str, *_about: Any, **_named: Any) -> contextlib.AbstractContextManager[None]:
+        self._names.append(name)
+        return contextlib.nullcontext()
 
 
 def test_a_connection_that_shares_takes_payloads_too(in_job: Any):

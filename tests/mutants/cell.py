@@ -222,8 +222,8 @@ MUTANTS = (
     Mutant(
         name="cell: the optimizer steps memory that the weights have left",
         file=STEPPERS,
-        text="        moved = weights.make_writable()\n",
-        fault="        moved = weights.make_writable() and False\n",
+        text="    if bound.elsewhere:\n        bound.rebind()\n    bound.optimizer.step",
+        fault="    bound.optimizer.step",
         tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(

@@ -185,8 +185,8 @@ MUTANTS = (
     Mutant(
         name="partition: a push as stale as the delay allows is dropped",
         file=PARTITION,
-        text="self.version - contribution.version > limit:",
-        fault="self.version - contribution.version >= limit:",
+        text="self.version - contribution.version > limit\n",
+        fault="self.version - contribution.version >= limit\n",
         tests=(f"{ONE}::test_asp_drops_what_is_staler_than_its_delay",),
     ),
     Mutant(

@@ -117,14 +117,14 @@ MUTANTS = (
         name="terms: over a connection that shares nothing the first one travels",
         file="ps_worker/transport/socket_stream.py",
         text="                    frames = [whole(frame) for frame in frames if",
-        fault='                    frames = [replace(frame, terms=(), payload=frame.payload or b"".join(frame.terms[:1])) for frame in frames if',
+        fault='                    frames = [frame.but(terms=(), payload=frame.payload or b"".join(frame.terms[:1])) for frame in frames if',
         tests=(f"{STREAM}::test_of_terms_that_the_shard_does_not_map_the_mean_travels",),
     ),
     Mutant(
         name="terms: a connection that shares no memory of this table leaves terms out",
         file="ps_worker/transport/socket_stream.py",
         text="        return whole(frame)\n",
-        fault="        return replace(frame, terms=())\n",
+        fault="        return frame.but(terms=())\n",
         tests=(f"{STREAM}::test_of_terms_that_the_shard_does_not_map_the_mean_travels",),
     ),
     Mutant(

@@ -194,4 +194,18 @@ MUTANTS = (
         fault="    if False:\n",
         tests=(APART,),
     ),
+    Mutant(
+        name="make bench types an option that a script has under another name",
+        file="benchmarks/pipeline.py",
+        text='parser.add_argument("--stages"',
+        fault='parser.add_argument("--num-stages"',
+        tests=("tests/unit/test_benchmarks.py",),
+    ),
+    Mutant(
+        name="make bench types an option that a command has under another name",
+        file="ps_lab/bench/cli.py",
+        text="    batch_size: Annotated[int, ",
+        fault="    samples: Annotated[int, ",
+        tests=("tests/unit/test_benchmarks.py",),
+    ),
 )

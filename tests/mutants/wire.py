@@ -12,6 +12,11 @@ PARTITION = "tests/unit/ps_server/shard/partition/test_machine.py"
 
 LISTS, LISTED = "ps_wire/frames/lists.py", "tests/unit/ps_wire/frames/test_lists.py"
 SESSION = "tests/unit/ps_server/shard/transport/test_session.py"
+SHARED = "tests/contracts/test_shared_memory.py"
+BEHIND = "tests/unit/ps_server/shard/transport/test_behind.py"
+MACHINE = "tests/unit/ps_server/shard/partition/test_machine.py"
+VERSIONED = "tests/unit/ps_server/shard/optimizer/test_versioned_weights.py"
+KERNELS = "tests/unit/ps_server/shard/optimizer/test_kernels.py"
 MONITOR = "tests/unit/ps_worker/exchange/test_in_flight.py"
 
 MUTANTS = (
@@ -207,5 +212,102 @@ MUTANTS = (
         text="        seen: Seen | None = self._seen.get(kind)\n",
         fault="        seen: Seen | None = next(iter(self._seen.values()), None)\n",
         tests=("tests/unit/ps_wire/frames/test_lists.py::test_a_place_has_one_tensor_of_each_dtype",),
+    ),
+    Mutant(
+        name="asking: weights of a version that has gone are said to be there",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            if regions.written.pop(frame.partition, None) != frame.version:\n",
+        fault="            if regions.written.pop(frame.partition, None) is None:\n",
+        tests=(f"{SESSION}::test_weights_that_change_while_they_wait_at_the_gate_are_written_again",),
+    ),
+    Mutant(
+        name="asking: weights that were written once are never copied again",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            if regions.written.pop(frame.partition, None) != frame.version:\n",
+        fault="            if regions.written.get(frame.partition) != frame.version:\n",
+        tests=(
+            f"{SESSION}::test_a_push_that_comes_again_is_not_applied_again_and_what_asks_gets_the_weights",
+        ),
+    ),
+    Mutant(
+        name="asking: weights are written where nobody has asked for them",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="self._tables.get(table) if self._asking == (table, partition) else None\n",
+        fault="self._tables.get(table)\n",
+        tests=(f"{SESSION}::test_what_asks_for_other_weights_is_taken_behind_all_pushes",),
+    ),
+    Mutant(
+        name="asking: what asks at another clock counts as what asks behind the push",
+        file="ps_server/shard/transport/behind.py",
+        text="        and pull.step == push.step + 1\n",
+        fault="",
+        tests=(f"{SESSION}::test_what_asks_for_other_weights_is_taken_behind_all_pushes",),
+    ),
+    Mutant(
+        name="asking: what is asked for beyond the pushes is lost",
+        file="ps_server/shard/transport/behind.py",
+        text="        return meta.part(self.frame, tuple(self._left)) if self._left else None\n",
+        fault="        return None\n",
+        tests=(f"{SESSION}::test_what_is_asked_for_beyond_the_pushes_is_answered_behind_them",),
+    ),
+    Mutant(
+        name="asking: under bsp each push is followed by what asks",
+        file="ps_server/shard/transport/session.py",
+        text="if table.applies_at_once and frame.kind is wire.Kind.PUSH else None\n",
+        fault="if frame.kind is wire.Kind.PUSH else None\n",
+        tests=(f"{SESSION}::test_under_bsp_what_asks_comes_behind_all_pushes",),
+    ),
+    Mutant(
+        name="asking: nothing is looked for behind a push",
+        file="ps_server/shard/transport/socket_connection.py",
+        text="                    goes_on = self._session.receive(frame, behind)\n",
+        fault="                    goes_on = self._session.receive(frame)\n",
+        tests=(
+            f"{SHARED}::test_weights_are_written_as_they_are_made_where_a_push_comes_with_what_asks_for_them",
+        ),
+    ),
+    Mutant(
+        name="asking: what is no frame ends what came before it",
+        file="ps_server/shard/transport/behind.py",
+        text="                self._error = error\n                return\n",
+        fault="                raise\n",
+        tests=(f"{BEHIND}::test_what_is_no_frame_is_said_behind_the_frames_before_it",),
+    ),
+    Mutant(
+        name="asking: descriptors of what is not taken stay open",
+        file="ps_server/shard/transport/behind.py",
+        text="            close_all(it.frame.descriptors)\n",
+        fault="            pass\n",
+        tests=(f"{BEHIND}::test_descriptors_of_what_is_not_taken_are_closed",),
+    ),
+    Mutant(
+        name="asking: only what came with the push is looked at",
+        file="ps_wire/sockets/frame_socket.py",
+        text="        if reads and self._end",
+        fault="        if False and self._end",
+        tests=(f"{SOCKET}::test_what_has_come_since_is_looked_for_and_not_waited_for",),
+    ),
+    Mutant(
+        name="asking: a push that is too stale writes weights that nobody has",
+        file="ps_server/shard/partition/machine.py",
+        text="return next_one and opens and not self._too_late(contribution)",
+        fault="return next_one and opens",
+        tests=(f"{MACHINE}::test_whether_a_push_is_applied_at_once_is_known_before",),
+    ),
+    Mutant(
+        name="weights: a version ahead is written over what a reply leaves from",
+        file="ps_server/shard/optimizer/versioned_weights.py",
+        text="            if held := self._pop_held():\n                self._left.append((before, held))\n            else:\n",
+        fault="            if True:\n",
+        tests=(f"{VERSIONED}::test_memory_that_a_reply_leaves_from_is_no_room_for_a_version_ahead",),
+    ),
+    Mutant(
+        name="weights: where a step along was not finite its worker keeps what it made",
+        file="ps_server/shard/optimizer/steppers.py",
+        text="    if not whole:\n        copy.copy_(weights.now)\n",
+        fault="",
+        tests=(
+            f"{KERNELS}::test_a_step_along_that_is_not_finite_changes_nothing_and_its_copy_is_of_the_weights",
+        ),
     ),
 )

@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         name="reentry: hyper-parameters are sent as of the incarnation before",
         file=EXCHANGE,
-        text="        self._hyper_frames = tuple(replace(it, incarnation=incarnation) for it in self._hyper_frames)\n",
+        text="        self._hyper_frames = tuple(it.but(incarnation=incarnation) for it in self._hyper_frames)\n",
         fault="",
         tests=(EXCHANGES,),
     ),

@@ -59,6 +59,9 @@ class Kept:
             case kind:
                 raise AssertionError(kind)
 
+    def write_along(self, *_: object) -> bool:
+        return False
+
 
 def gradient(worker: int, incarnation: int, step: int) -> bytes:
     """What a worker pushes: a 1 at its place; incarnations after a rollback have those of the first ones."""

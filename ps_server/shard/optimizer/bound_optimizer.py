@@ -49,6 +49,7 @@ class BoundOptimizer:
         index_of = {piece.parameter: index for index, piece in enumerate(pieces)}
         self.places = [slice(part.offset, part.offset + part.numel) for part in parts]
         self._whose = None if parts == pieces else [index_of[part.parameter] for part in parts]
+        self._at = weights.now
         self.optimizer = make_optimizer(self._split(weights.now))
 
     def flags(self, of_pieces: Sequence[bool]) -> Sequence[bool]:
@@ -60,6 +61,12 @@ class BoundOptimizer:
         parts = zip(self._split(average), flags, strict=True)
         return [values if there else None for values, there in parts]
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the weights are in other memory than the optimizer's views."""
+        return self._at is not self.weights.now
+
     def rebind(self) -> None:
         """The optimizer goes on where the weights are now; before torch steps."""
+        self._at = self.weights.now
         self.optimizer.rebind(self._split(self.weights.now))

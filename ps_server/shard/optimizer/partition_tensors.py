@@ -16,6 +16,7 @@ import torch
 from ps_server.shard.optimizer import steppers
 from ps_server.shard.optimizer.bound_optimizer import BoundOptimizer, MakeOptimizer
 from ps_server.shard.optimizer.piece_optimizer import State
+from ps_server.shard.optimizer.spares import Spares
 from ps_server.shard.optimizer.steppers import Stepper
 from ps_server.shard.optimizer.versioned_weights import VersionedWeights
 from ps_wire.errors import PayloadMismatch
@@ -59,9 +60,15 @@ class PartitionTensors:
         doubled: the weights lie in two halves that workers map; each version takes the other one.
     """
 
-    def __init__(self, weights: torch.Tensor, pieces: Sequence[Piece], make_optimizer: MakeOptimizer) -> None:
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        pieces: Sequence[Piece],
+        make_optimizer: MakeOptimizer,
+        spares: Spares | None = None,
+    ) -> None:
         """Takes `weights`, shape (E,), over; `make_optimizer` makes one for P pieces."""
-        self._weights = VersionedWeights(weights)
+        self._weights = VersionedWeights(weights, spares)
         self._pieces = self.parts = tuple(pieces)
         self._make_optimizer = make_optimizer
         self._bound = self._bind(self._pieces) if pieces else None
@@ -80,7 +87,7 @@ class PartitionTensors:
 
     @property
     def ahead(self) -> bool:
-        """Whether the other half holds what the next `apply` makes."""
+        """Whether what the next `apply` makes is there already."""
         return self._weights.ahead
 
     @property
@@ -135,7 +142,8 @@ class PartitionTensors:
 
     def set_weights(self, values: torch.Tensor) -> None:
         """Sets the weights, shape (E,), with an optimizer that has no state."""
-        if self._weights.make_writable() and self._bound is not None:
+        self._weights.make_writable()
+        if self._bound is not None and self._bound.elsewhere:
             self._bound.rebind()
         if self.optimizer_bytes():
             self._use(self._bind(self._pieces), self._pieces)
@@ -165,12 +173,28 @@ class PartitionTensors:
         stepper, rate = self._ways(self._bound, group)[0]
         return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, terms, ranks)
 
+    def step_along(self, gradient: torch.Tensor, group: Group, copy: torch.Tensor) -> bool:
+        """Writes what a step comes to beside the weights, and a copy of that, where one pass can do it.
+
+        Args:
+            gradient: shape (E,), a value in each piece.
+            group: hyper-parameters.
+            copy: where the copy goes, shape (E,).
+
+        Returns:
+            As `step_ahead`; where it is False, the copy is of the weights as they are, or was not touched.
+        """
+        if self._bound is None:
+            return False
+        stepper, rate = self._ways(self._bound, group)[0]
+        return stepper is steppers.PLAIN and steppers.step_along(self._bound, rate, gradient, copy)
+
     @trace.traced("optimizer")
     def apply(self, average: torch.Tensor | None, present: Sequence[bool], group: Group) -> None:
         """One optimizer step, by the first way that takes it.
 
         Args:
-            average: shape (E,); None where `step_ahead` did it.
+            average: shape (E,); None where `step_ahead` or `step_along` did it.
             present: P flags; pieces without a gradient are skipped.
             group: hyper-parameters.
         """

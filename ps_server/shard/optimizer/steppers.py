@@ -80,6 +80,29 @@ def step_ahead(bound: BoundOptimizer, rate: float, terms: Sequence[torch.Tensor]
     return weights.wrote_ahead(whole)
 
 
+def step_along(bound: BoundOptimizer, rate: float, gradient: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Writes what a plain step comes to where the next version may be, and a copy, in one pass over all.
+
+    Args:
+        bound: whose weights are to have that version next.
+        rate: as `PLAIN` fits.
+        gradient: shape (E,), a value in each piece.
+        copy: where the copy goes, shape (E,).
+
+    Returns:
+        Whether all of it is finite, and the step only has to be turned to; else the copy is of the weights as
+        they are, or was not touched.
+    """
+    weights, built = bound.weights, kernels.KERNELS
+    if built is None or not kernels.fit([gradient, weights.now, copy]):
+        return False
+    with trace.span("step and copy weights"):
+        whole = built.step_copy(gradient, weights.now, rate, weights.room(), copy)
+    if not whole:
+        copy.copy_(weights.now)
+    return weights.wrote_ahead(whole)
+
+
 def _turn(bound: BoundOptimizer, _rate: float, _average: torch.Tensor | None, _flags: Sequence[bool]) -> bool:
     if not bound.weights.ahead:
         return False
@@ -88,10 +111,13 @@ def _turn(bound: BoundOptimizer, _rate: float, _average: torch.Tensor | None, _f
 
 
 def _plain(bound: BoundOptimizer, rate: float, average: torch.Tensor | None, flags: Sequence[bool]) -> bool:
+    weights = bound.weights
+    if weights.ahead:
+        weights.next()
+        return True
     assert average is not None
     if not all(flags):
         return False
-    weights = bound.weights
     before = weights.now
     torch.add(before, average, alpha=-rate, out=weights.next())
     if weights.other is None and weights.now is not before:
@@ -133,11 +159,10 @@ def _in_place(
     assert average is not None
     weights = bound.weights
     if weights.other is None:
-        moved = weights.make_writable()
+        weights.make_writable()
     else:
         weights.carry()
-        moved = True
-    if moved:
+    if bound.elsewhere:
         bound.rebind()
     bound.optimizer.step(bound.given(average, bound.flags(flags)), group)
     return True

@@ -20,6 +20,7 @@ import weakref
 
 import torch
 
+from ps_server.shard.optimizer.spares import Spares
 from ps_wire.frames.carrier import Message
 from ps_wire.process import trace
 
@@ -30,14 +31,16 @@ class VersionedWeights:
     Attributes:
         now: the weights, shape (E,).
         other: the half that the next version is to be written into, shape (E,); None: `now` is changed.
-        ahead: the other half holds that version already.
+        ahead: that version is there already, in what `room` gave.
     """
 
-    def __init__(self, values: torch.Tensor) -> None:
-        """Takes `values`, shape (E,), over."""
+    def __init__(self, values: torch.Tensor, spares: Spares | None = None) -> None:
+        """Takes `values`, shape (E,), over; `spares` are those of others, too. None: its own."""
+        self._spares = Spares() if spares is None else spares
         self.now = values
         self.other: torch.Tensor | None = None
         self.ahead = False
+        self._room: torch.Tensor | None = None
         self._replies: list[weakref.ref[Message]] = []  # who holds one also refers to it
         self._left: list[tuple[torch.Tensor, list[Message]]] = []  # memory, and who still holds it
 
@@ -58,15 +61,32 @@ class VersionedWeights:
         """
         if self.other is not None:
             self.now, self.other = self.other, self.now
-            self.ahead = False
+        elif self.ahead:
+            before, self.now, self._room = self.now, self.room(), None
+            if held := self._pop_held():
+                self._left.append((before, held))
+            else:
+                self._spares.give(before)
         elif held := self._pop_held():
             before, self.now = self.now, self._unread()
             self._left.append((before, held))
+        self.ahead = False
         return self.now
 
+    def room(self) -> torch.Tensor:
+        """Where the next version may be written ahead: the other half, or memory that nobody reads."""
+        if self.other is not None:
+            return self.other
+        if self._room is None:
+            self._room = self._spares.take(self.now)
+        return self._room
+
     def wrote_ahead(self, whole: bool) -> bool:
-        """The other half holds the next version, if it is `whole`; returns that."""
+        """Notes that `room` holds the next version, if it is `whole`; returns that."""
         self.ahead = whole
+        if not whole and self._room is not None:
+            self._spares.give(self._room)
+            self._room = None
         return whole
 
     @trace.traced("carry weights")

@@ -23,6 +23,7 @@ from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer.mean import Scratch, is_plain, widened
 from ps_server.shard.optimizer.partition_tensors import PartitionTensors
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State
+from ps_server.shard.optimizer.spares import Spares
 from ps_server.shard.partition.cell_cut import CellCut
 from ps_server.shard.partition.cell_state import CellState
 from ps_server.shard.partition.gradient import Gradient, differ, gradient_of, owned, terms_of
@@ -45,8 +46,9 @@ from ps_server.shard.partition.replies import Replies
 from ps_server.shard.partition.screening import Screen, Screening, mean_of
 from ps_server.shard.partition.totals import Totals
 from ps_wire.errors import JobUnknown, PayloadMismatch, PsError
-from ps_wire.frames.buffer import bytes_of
+from ps_wire.frames.buffer import as_tensor, bytes_of
 from ps_wire.frames.carrier import Message, Outlet
+from ps_wire.frames.shared_place import SharedPlace
 from ps_wire.process import trace
 from ps_wire.spec.codec import AS_THEY_ARE, NOTHING
 from ps_wire.spec.plan import Piece
@@ -109,20 +111,21 @@ class Cell:
         machine: StepMachine,
         screen: Screen,
         scratch: Scratch,
+        spares: Spares | None = None,
         clipping: Clipping | None = None,
         tally: StepTally | None = None,
         later: Callable[[Callable[[], None]], None] = lambda close: close(),
     ) -> None:
         """Takes `weights`, shape (E,), over: nobody else writes them.
 
-        `later` has a complete step closed, now or on another thread.
+        `spares` are those of the table. `later` has a complete step closed, now or on another thread.
         """
         self.lock = threading.RLock()
         self.machine = machine
         self.cut = CellCut(machine, pulled=self._read)
         self.group = group
         self.pieces = tuple(pieces)
-        self.values = PartitionTensors(weights, self.pieces, optimizer)
+        self.values = PartitionTensors(weights, self.pieces, optimizer, spares)
         self.loans = LentPushes()
         self.owed = OwedErrors()
         self.screening = Screening(screen, self.pieces, self.owed, index=index, scratch=scratch)
@@ -168,7 +171,8 @@ class Cell:
             if self._closing.precedes(contribution.step):
                 self._close_now()  # it was acknowledged: whoever goes on may do so at once
             gradient, found = None if contribution.abstains else gradient_of(contribution), None
-            if gradient is not None and not self.machine.gate.aggregates:
+            at_once = gradient is not None and not self.machine.gate.aggregates
+            if gradient is not None and at_once and not self._steps_along(contribution, gradient, outlet):
                 found = self.screening.nonfinite(gradient.values)
             if found is not None:
                 actions = self.machine.push(replace(contribution, payload=None), now_s)
@@ -431,6 +435,17 @@ class Cell:
         terms, ranks = terms_of(gradients)
         return self.values.step_ahead(terms, group, ranks)
 
+    def _steps_along(self, contribution: Contribution, gradient: Gradient, outlet: Outlet) -> bool:
+        """Makes the next weights in one pass, also where their worker waits, if the push is applied now."""
+        if not (self.machine.applies(contribution) and all(gradient.present) and len(gradient.terms) == 1):
+            return False
+        group = gradient.hyper.groups[self.group]
+
+        def step(place: SharedPlace) -> bool:
+            return self.values.step_along(gradient.terms[0], group, as_tensor(place, self.values.now.dtype))
+
+        return outlet.write_along(self._table, self._index, self.machine.version + 1, step)
+
     def add_to(self, totals: Totals) -> None:
         """Adds its figures; waits for the lock, as all that is asked of a cell from outside does."""
         with self.lock:
@@ -487,9 +502,11 @@ class Cell:
         gradients = [gradient_of(item) for item in action.contributions]
         hyper = gradients[0].hyper
         self._compare(action.contributions, hyper)
-        if not self.machine.gate.aggregates:
+        if self.values.ahead:
+            average = None
+        elif not self.machine.gate.aggregates:
             average = widened(gradients[0].values, self._scratch)
-        elif average is None and not self.values.ahead:
+        elif average is None:
             average = mean_of(action.contributions, self._scratch).values
         if average is not None and action.scale != 1.0:
             average = torch.mul(average, action.scale, out=self._scratch.take(average.dtype, average.numel()))

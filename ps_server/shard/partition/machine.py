@@ -114,6 +114,15 @@ class StepMachine:
         """Whether the open step may be decided: every member has pushed it, or has pushed and left."""
         return self.gate.aggregates and self._complete()
 
+    def applies(self, contribution: Contribution) -> bool:
+        """Whether `push` would apply this one, which does not abstain, at once."""
+        member = self._members.get(contribution.worker)
+        if member is None or member.fenced or member.incarnation != contribution.incarnation:
+            return False
+        opens = self.gate.opens(contribution.step, self.version, self._slowest)
+        next_one = contribution.step == member.clock and not self.gate.aggregates
+        return next_one and opens and not self._too_late(contribution)
+
     def holds(self, contribution: Contribution) -> bool:
         """Whether this very push waits for its step to close."""
         return self._staged.get(contribution.worker) is contribution
@@ -408,8 +417,7 @@ class StepMachine:
         if contribution.abstains:
             ledger.abstained += 1
             return []
-        limit = self.gate.max_delay
-        if limit is not None and self.version - contribution.version > limit:
+        if self._too_late(contribution):
             ledger.dropped += 1
             return []
         ledger.applied += 1
@@ -423,6 +431,10 @@ class StepMachine:
                 version=self.version,
             )
         ]
+
+    def _too_late(self, contribution: Contribution) -> bool:
+        limit = self.gate.max_delay
+        return limit is not None and self.version - contribution.version > limit
 
     def _settle(self, now_s: float) -> list[Action]:
         """Gives what follows where clocks or members changed: pulls that can go, a step that can close."""

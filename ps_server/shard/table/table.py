@@ -20,6 +20,7 @@ from ps_server.agreement.messages import Report
 from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.mean import Scratch
+from ps_server.shard.optimizer.spares import Spares
 from ps_server.shard.partition.backup_machine import machine_of
 from ps_server.shard.partition.cell import Cell
 from ps_server.shard.partition.gradient import Gradient
@@ -108,7 +109,7 @@ class ShardTable:
         clips = spec.clip_grad_norm is not None and partitions
         clipping = Clipping(len(partitions)) if clips else None
         tally = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
-        scratch, screen = Scratch(), Screen(nonfinite, job=job, spec=spec)
+        scratch, spares, screen = Scratch(), Spares(), Screen(nonfinite, job=job, spec=spec)
         region = Region(plan, shard)
         memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
         for partition in partitions:
@@ -124,6 +125,7 @@ class ShardTable:
                 machine=machine_of(gate),
                 screen=screen,
                 scratch=scratch,
+                spares=spares,
                 clipping=clipping,
                 tally=tally,
                 later=partial(self._later, partition.index),
@@ -149,6 +151,11 @@ class ShardTable:
         """A connection is gone."""
         for cell in self._cells.values():
             cell.forget(outlet)
+
+    @property
+    def applies_at_once(self) -> bool:
+        """Whether each push is applied when it comes, and not when its step closes."""
+        return not self._gate.aggregates
 
     def halves(self) -> DoubleBuffer:
         """The weights in two halves, for workers to map; from the first call on they lie there.

@@ -18,6 +18,7 @@ from operator import attrgetter
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
 from ps_wire.frames.queue import FrameQueue
+from ps_wire.frames.shared_place import SharedPlace
 from ps_wire.sockets.frame_socket import pop_batch
 
 MAX_OUTBOX_BYTES = 64 << 20
@@ -104,6 +105,16 @@ class MessageOutbox:
                 self._wake()
             else:
                 _cork.waiting[self] = None
+
+    def write_along(
+        self,
+        table: int,  # noqa: ARG002
+        partition: int,  # noqa: ARG002
+        version: int,  # noqa: ARG002
+        write: Callable[[SharedPlace], bool],  # noqa: ARG002
+    ) -> bool:
+        """See `Outlet.write_along`: who reads here waits for payloads."""
+        return False
 
     @property
     def queued_bytes(self) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from ps_server.log import logger
 from ps_server.shard.shard import Shard
 from ps_server.shard.table.table import ShardTable
+from ps_server.shard.transport.behind import Behind
 from ps_server.shard.transport.shared_regions import SharedRegions, halves_of
 from ps_wire.errors import (
     Evicted,
@@ -82,13 +83,19 @@ class Session:
         """See `Outlet`."""
         return self._outlet.queued_bytes
 
-    def receive(self, frame: wire.Frame) -> bool:
-        """See `Receiver.receive`."""
+    def receive(self, frame: wire.Frame, behind: Behind | None = None) -> bool:
+        """See `Receiver.receive`.
+
+        Args:
+            frame: to be taken.
+            behind: what has come behind it. What of that asks for weights which a push makes at once is
+                taken with the push.
+        """
         try:
             for part in _parts(frame):
                 self._outlet.wait_room()
                 with self._lock:
-                    if self._retired or not self._receive(part):
+                    if self._retired or not self._receive(part, behind):
                         return False
             return True
         finally:
@@ -110,12 +117,12 @@ class Session:
         self._outlet.sever()
 
     @trace.traced("take a frame")
-    def _receive(self, frame: wire.Frame) -> bool:
+    def _receive(self, frame: wire.Frame, behind: Behind | None) -> bool:
         try:
             if self._job is None:
                 self._hello(frame)
             else:
-                return self._dispatch(frame, self._job)
+                return self._dispatch(frame, self._job, behind)
         except PsError as error:
             self._refuse(frame, error)
             return self.authenticated
@@ -166,7 +173,7 @@ class Session:
         )
         self._outlet.send(Message(hello))
 
-    def _dispatch(self, frame: wire.Frame, job: str) -> bool:
+    def _dispatch(self, frame: wire.Frame, job: str, behind: Behind | None) -> bool:
         """Takes a frame; False: the connection is of no use any more."""
         if frame.worker != self._worker:
             raise StrangerRefused(f"this connection is worker {self._worker}'s, not {frame.worker}'s")
@@ -185,9 +192,25 @@ class Session:
             taken = self._regions.filled(frame)
         elif member and self._says_pulls(frame):
             self._lend(table)
+        copies = self._regions if table.applies_at_once and frame.kind is wire.Kind.PUSH else None
         for part in taken:
-            self._take(part, table, member=member)
+            if behind is None or copies is None or not copies.copies(frame.table):
+                self._take(part, table, member=member)
+            else:
+                self._take_with(part, behind, copies, table, member=member)
         return True
+
+    def _take_with(
+        self, push: wire.Frame, behind: Behind, copies: SharedRegions, table: ShardTable, *, member: bool
+    ) -> None:
+        """A push of one partition, and what asks for the weights that it makes, if that has come."""
+        pull = behind.asking(push)
+        if pull is None:
+            self._take(push, table, member=member)
+            return
+        with copies.asking(push.table, push.partition):
+            self._take(push, table, member=member)
+        self._take(pull, table, member=member)
 
     def _take(self, frame: wire.Frame, table: ShardTable, *, member: bool) -> None:
         self.received_bytes += frame.nbytes

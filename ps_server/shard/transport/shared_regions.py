@@ -14,7 +14,9 @@ It must not know gates or optimizers. Used by the thread of its connection, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -45,6 +47,8 @@ class _Regions:
     ranks: tuple[memoryview, ...]  # gradients of each rank of its group
     own: dict[int, tuple[SharedPlace, ...]] = field(default_factory=dict)  # of gradients, by partition
     of_ranks: dict[int, tuple[SharedPlace, ...]] = field(default_factory=dict)
+    copies: dict[int, SharedPlace] = field(default_factory=dict)  # of weights, by partition
+    written: dict[int, int] = field(default_factory=dict)  # partition -> version that is there
 
     def terms(self, partition: int, *, of_ranks: bool) -> tuple[SharedPlace, ...]:
         """Where the terms of a gradient lie, one or those of all ranks: the same objects each time.
@@ -62,6 +66,13 @@ class _Regions:
                 known[partition] = places
         return places
 
+    def copy(self, partition: int) -> SharedPlace | None:
+        """Where the weights of a partition are copied to, if they are: the same object each time."""
+        place = self.copies.get(partition)
+        if place is None and self.weights is not None:
+            place = self.copies[partition] = SharedPlace(self.place(self.weights, partition))
+        return place
+
     def place(self, region: memoryview, partition: int) -> memoryview:
         if partition >= self.plan.num_partitions:
             raise FrameRefused(f"there is no partition {partition} in what this worker shares")
@@ -75,6 +86,7 @@ class SharedRegions:
         """Takes the connection's outlet, for what is left of a frame."""
         self._outlet = outlet
         self._tables: dict[int, _Regions] = {}
+        self._asking: tuple[int, int] | None = None  # table and partition: see `asking`
         self._shared_bytes = 0  # a lost count is a figure that is slightly too small
 
     @property
@@ -138,13 +150,38 @@ class SharedRegions:
         if regions is None:
             raise FrameRefused(f"this connection shares no memory for table {frame.table}")
         if frame.kind is wire.Kind.LOAD and regions.weights is not None:
-            return [replace(frame, payload=regions.place(regions.weights, frame.partition))]
+            return [frame.but(payload=regions.place(regions.weights, frame.partition))]
         of_ranks = frame.kind is wire.Kind.PUSH and bool(frame.flags & wire.RANKS)
         flags, bitmap = frame.flags & ~wire.LISTED, b"" if frame.flags & wire.LISTED else frame.meta
         return [
-            replace(frame, partition=at, flags=flags, meta=bitmap, terms=regions.terms(at, of_ranks=of_ranks))
+            frame.but(partition=at, flags=flags, meta=bitmap, terms=regions.terms(at, of_ranks=of_ranks))
             for at in partitions(frame)
         ]
+
+    def copies(self, table: int) -> bool:
+        """Whether weights of a table are copied to where the worker waits for them."""
+        regions = self._tables.get(table)
+        return regions is not None and regions.weights is not None
+
+    @contextmanager
+    def asking(self, table: int, partition: int) -> Iterator[None]:
+        """Meanwhile a push is taken behind which its worker has asked for the weights."""
+        self._asking = table, partition
+        try:
+            yield
+        finally:
+            self._asking = None
+
+    def write_along(
+        self, table: int, partition: int, version: int, write: Callable[[SharedPlace], bool]
+    ) -> bool:
+        """See `Outlet.write_along`."""
+        regions = self._tables.get(table) if self._asking == (table, partition) else None
+        place = None if regions is None else regions.copy(partition)
+        if regions is None or place is None or not write(place):
+            return False
+        regions.written[partition] = version
+        return True
 
     def send(self, message: Message) -> None:
         """See `Outlet.send`. Where weights are copied, that is at once, under the lock of their cell."""
@@ -152,7 +189,8 @@ class SharedRegions:
         shared = frame.kind is wire.Kind.PULLED and frame.codec == AS_THEY_ARE
         regions = self._tables.get(frame.table) if shared else None
         if regions is not None and regions.weights is not None:
-            self._copy(regions.place(regions.weights, frame.partition), frame.payload)
+            if regions.written.pop(frame.partition, None) != frame.version:
+                self._copy(regions.place(regions.weights, frame.partition), frame.payload)
             self._shared_bytes += len(frame.payload)
             message = message.told()
         elif regions is not None and regions.mapped and not frame.flags & wire.READ:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from ps_server.log import logger
 from ps_server.rpc.greeting import HELLO_LIMIT_S
 from ps_server.shard.connection_tokens import TOKEN_BYTES
 from ps_server.shard.shard import Shard
 from ps_server.shard.traffic import Refused
+from ps_server.shard.transport.behind import Behind
 from ps_server.shard.transport.outbox import MessageOutbox, corked
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import ConnectionLost, FrameRefused, ProtocolMismatch, StrangerRefused
@@ -113,10 +115,10 @@ class SocketConnection:
             frame = self._peer.receive()
             if frame is None:
                 return
-            with corked():
+            with corked(), closing(Behind(self._peer)) as behind:
                 while goes_on and frame is not None:
-                    goes_on = self._session.receive(frame)
-                    frame = self._peer.received() if goes_on else None
+                    goes_on = self._session.receive(frame, behind)
+                    frame = behind.next() if goes_on else None
 
     def _start_writer(self) -> None:
         """Not before there is something to say: a stranger costs one thread."""

@@ -330,6 +330,9 @@ class Outlet:
     def of(self, kind: wire.Kind) -> list[wire.Frame]:
         return [frame for frame in self.frames if frame.kind is kind]
 
+    def write_along(self, *_: object) -> bool:
+        return False
+
     def wait_room(self) -> None:
         pass
 

@@ -49,6 +49,9 @@ class Kept(list[bytes]):
     def send(self, message: Message) -> None:
         self.append(message.encoded())
 
+    def write_along(self, *_: object) -> bool:
+        return False
+
     def wait_room(self) -> None:
         """There is room."""
 

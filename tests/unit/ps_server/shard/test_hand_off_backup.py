@@ -208,7 +208,7 @@ def test_a_shard_alone_goes_on_choosing_where_its_snapshot_is():
         fresh.join(worker, 2, 1)
     for servers, incarnation in ((before, 1), (after, 2)):
         for frame in [frame for push in pushes[1] for frame in servers.frames(1, push)]:
-            servers.give(dataclasses.replace(frame, incarnation=incarnation))
+            servers.give(frame.but(incarnation=incarnation))
     assert {cell.machine.version for cell in fresh.cells()} == {2}
     assert same(after.pull(0, 0, read=True), before.pull(0, 0, read=True))
 

@@ -42,6 +42,8 @@ FRAMES = st.builds(
     weight=st.floats(width=32, allow_nan=False),
     meta=st.binary(max_size=50),
     payload=st.binary(max_size=50),
+    terms=st.just(()),
+    descriptors=st.just(()),
 )
 # Where each field lies: offset and format, little endian.
 LAYOUT = {

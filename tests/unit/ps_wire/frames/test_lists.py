@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ FREE = Frame(kind=Kind.FREE, table=1)
 
 
 def of(frame: Frame, *numbers: int) -> list[Frame]:
-    return [replace(frame, partition=number) for number in numbers]
+    return [frame.but(partition=number) for number in numbers]
 
 
 def pull(*numbers: int, flags: int = 0) -> Frame:
@@ -39,7 +38,7 @@ def test_frames_that_differ_in_their_partition_alone_leave_as_one(frame: Frame) 
         assert bytes(clocks(came)) == frame.meta
     plain = {"flags": frame.flags, "meta": frame.meta, "hyper": frame.hyper, "partition": 0}
     assert made.flags == frame.flags | LISTED
-    assert replace(made, **plain) == frame
+    assert made.but(**plain) == frame
 
 
 @pytest.mark.parametrize("frame", [PUSH, ACK, PULLED], ids=lambda it: it.kind.name)
@@ -52,13 +51,13 @@ def test_one_alone_stays_as_it_is(frame: Frame) -> None:
 
 def test_what_asks_for_weights_stays_before_the_next_push_of_its_partition() -> None:
     """Who pushes again before an answer is here asks at the clock of the push before."""
-    first, last = (replace(pull(0), table=1, step=step) for step in (5, 6))
-    pushes = of(replace(PUSH, step=5), 0, 1)
+    first, last = (pull(0).but(table=1, step=step) for step in (5, 6))
+    pushes = of(PUSH.but(step=5), 0, 1)
     assert joined([PUSH, first, *pushes, last]) == [PUSH, first, *joined(pushes), last]
 
 
 def test_lists_keep_the_order_of_what_is_about_one_partition() -> None:
-    older, newer = of(PULLED, 1), of(replace(PULLED, version=6), 0, 1)
+    older, newer = of(PULLED, 1), of(PULLED.but(version=6), 0, 1)
     assert joined([newer[0], *older, newer[1]]) == [newer[0], *older, newer[1]]
 
 
@@ -79,18 +78,18 @@ def test_lists_keep_the_order_of_what_is_about_one_partition() -> None:
     ids=lambda it: next(iter(it)),
 )
 def test_what_differs_in_more_is_in_no_list(other: dict[str, float]) -> None:
-    frames = [PUSH, replace(PUSH, partition=1, **other)]
+    frames = [PUSH, PUSH.but(partition=1, **other)]
     assert joined(frames) == frames
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        replace(PUSH, flags=0),
-        replace(PUSH, payload=b"1234"),
-        replace(PUSH, meta=b"\1"),
-        replace(PULLED, flags=0, payload=b"1234"),
-        replace(PULLED, flags=SHARED | TIMED, hyper=8),
+        PUSH.but(flags=0),
+        PUSH.but(payload=b"1234"),
+        PUSH.but(meta=b"\1"),
+        PULLED.but(flags=0, payload=b"1234"),
+        PULLED.but(flags=SHARED | TIMED, hyper=8),
         FREE,
         Frame(kind=Kind.ABSTAIN, meta=meta.listed([3])),
         Frame(kind=Kind.LOAD, flags=SHARED),
@@ -103,7 +102,7 @@ def test_what_has_something_of_its_own_is_in_no_list(frame: Frame) -> None:
 
 
 def test_weights_with_other_clocks_are_in_another_list() -> None:
-    later = replace(PULLED, meta=meta.clocks([(0, 5), (1, 6)]))
+    later = PULLED.but(meta=meta.clocks([(0, 5), (1, 6)]))
     made = joined([*of(PULLED, 3, 2), *of(later, 1, 0)])
     assert [(partitions(it), bytes(clocks(it))) for it in made] == [
         ((3, 2), PULLED.meta),
@@ -138,12 +137,12 @@ def test_other_frames_keep_their_place() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        replace(PUSH, flags=SHARED | LISTED),
-        replace(PUSH, flags=SHARED | LISTED, meta=b"123"),
-        replace(ACK, flags=LISTED, meta=meta.listed([4, 4])),
-        replace(PULLED, flags=SHARED | LISTED, hyper=0),
-        replace(PULLED, flags=SHARED | LISTED, hyper=7),
-        replace(PULLED, flags=SHARED | LISTED, hyper=1 << 30),
+        PUSH.but(flags=SHARED | LISTED),
+        PUSH.but(flags=SHARED | LISTED, meta=b"123"),
+        ACK.but(flags=LISTED, meta=meta.listed([4, 4])),
+        PULLED.but(flags=SHARED | LISTED, hyper=0),
+        PULLED.but(flags=SHARED | LISTED, hyper=7),
+        PULLED.but(flags=SHARED | LISTED, hyper=1 << 30),
     ],
     ids=str,
 )

@@ -79,6 +79,19 @@ def test_a_frame_that_has_come_in_part_is_not_waited_for(ends):
     assert ours.receive().meta == b"m" * 32
 
 
+def test_what_has_come_since_is_looked_for_and_not_waited_for(ends):
+    ours, bare = ends
+    bare.sendall(wire.encode(frame(step=1)))
+    assert ours.receive().step == 1
+    assert ours.received(reads=True) is None
+    bare.sendall(wire.encode(frame(step=2)) + wire.encode(frame(step=3)))
+    assert ours.received() is None
+    assert [ours.received(reads=True).step for _ in range(2)] == [2, 3]
+    bare.close()
+    assert ours.received(reads=True) is None
+    assert ours.receive() is None
+
+
 @pytest.mark.skipif(not AVAILABLE, reason="no descriptors travel here")
 def test_descriptors_beside_a_frame_that_never_came_whole_are_closed_with_the_socket():
     """Nobody has been given them yet."""

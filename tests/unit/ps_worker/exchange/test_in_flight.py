@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -231,7 +230,7 @@ def test_a_list_answers_each_of_its_partitions_and_no_other():
     """As as many frames would; one that was answered before is passed over."""
     it, shown = made()
     it.note([push(index) for index in range(3)])
-    acks = replace(answer(0), flags=wire.LISTED, meta=meta.listed([2, 0]))
+    acks = answer(0).but(flags=wire.LISTED, meta=meta.listed([2, 0]))
     it.answered(acks)
     assert it.unacked() == [push(1)]
     it.answered(acks)
@@ -240,7 +239,7 @@ def test_a_list_answers_each_of_its_partitions_and_no_other():
     come(it, 2, step=1, version=1)
     clocks = meta.clocks([(7, 1)])
     pulled = wire.Frame(kind=wire.Kind.PULLED, step=1, version=1)
-    came = replace(pulled, flags=wire.LISTED, hyper=2, meta=meta.listed([2, 1]) + clocks)
+    came = pulled.but(flags=wire.LISTED, hyper=2, meta=meta.listed([2, 1]) + clocks)
     assert it.expected(came) == [1]
     it.came(came, nbytes=10, closed=True)
     assert it.unacked() == []

@@ -95,6 +95,24 @@ def test_a_large_partition_is_streamed_to_the_bit(built: Kernels):
 
 
 @compiled
+@pytest.mark.parametrize("scale", [1.0, 1e-40, 1e30], ids=["", "denormal", "large"])
+def test_a_step_and_its_copy_are_torchs_to_the_bit(built: Kernels, scale: float):
+    """Wherever the copy lies; nothing beside it is touched. Aligned alike or not."""
+    for numel in (*LENGTHS, kernels.STREAMED_BYTES // 4 + 5):
+        offset = numel % 17
+        gradient, weights = draw(numel, seed=1, scale=scale, offset=offset), draw(numel, seed=2, scale=scale)
+        expected = bits(torch.add(weights, gradient, alpha=-0.37))
+        out, copy = torch.empty(numel), torch.full((numel + offset + 1,), 7.0)
+        before = bits(weights)
+        assert built.step_copy(gradient, weights, 0.37, out, copy[offset:-1])
+        assert (bits(out), bits(copy[offset:-1]), bits(weights)) == (expected, expected, before)
+        assert copy[-1] == 7.0
+        assert (copy[:offset] == 7.0).all()
+        gradient[numel // 3] = float("nan")
+        assert not built.step_copy(gradient, weights, 0.37, out, copy[offset:-1])
+
+
+@compiled
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("numel", [1, 15, 100, kernels.STREAMED_BYTES // 4])
 def test_every_value_that_is_not_finite_is_seen(built: Kernels, numel: int, value: float):
@@ -184,6 +202,38 @@ def test_a_step_that_is_not_finite_is_not_ahead(built: Kernels):
     bad[77] = float("nan")
     values = doubled(start.clone())
     assert not values.step_ahead([good, bad], GROUP)
+    values.apply(good, [True], GROUP)
+    assert bits(values.now) == bits(torch.add(start, good, alpha=-0.37))
+
+
+@compiled
+def test_a_step_along_is_the_step_and_its_copy_and_torch_goes_on_from_there(built: Kernels):
+    """With momentum from the third step on, which torch takes in place."""
+    momentum = tuple((key, 0.9 if key == "momentum" else value) for key, value in GROUP)
+    start, gradients = draw(500, seed=5), [draw(500, seed=rank) for rank in range(4)]
+    values, reference = values_of(start.clone(), momentum), values_of(start.clone(), momentum)
+    for gradient in gradients[:2]:
+        before, copy = bits(values.now), torch.empty(500)
+        assert values.step_along(gradient, GROUP, copy)
+        assert bits(values.now) == before
+        values.apply(None, [True], GROUP)
+        reference.apply(gradient, [True], GROUP)
+        assert bits(values.now) == bits(copy) == bits(reference.now)
+    for gradient in gradients[2:]:
+        assert not values.step_along(gradient, momentum, torch.empty(500))
+        values.apply(gradient, [True], momentum)
+        reference.apply(gradient, [True], momentum)
+        assert bits(values.now) == bits(reference.now)
+
+
+@compiled
+def test_a_step_along_that_is_not_finite_changes_nothing_and_its_copy_is_of_the_weights(built: Kernels):
+    start, good, bad = draw(500, seed=5), draw(500, seed=1), draw(500, seed=2)
+    bad[77] = float("nan")
+    values, copy = values_of(start.clone()), torch.empty(500)
+    assert not values.step_along(bad, GROUP, copy)
+    assert not values.ahead
+    assert bits(values.now) == bits(copy) == bits(start)
     values.apply(good, [True], GROUP)
     assert bits(values.now) == bits(torch.add(start, good, alpha=-0.37))
 

@@ -7,6 +7,7 @@ import struct
 import pytest
 import torch
 
+from ps_server.shard.optimizer.spares import Spares
 from ps_server.shard.optimizer.versioned_weights import VersionedWeights
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
@@ -82,6 +83,47 @@ def test_memory_that_was_left_is_used_again():
         seen.add(weights.now.data_ptr())
         held.release()
     assert len(seen) == 2
+
+
+def test_a_version_that_is_written_ahead_shows_when_it_is_turned_to_and_two_memories_take_turns():
+    weights = VersionedWeights(torch.zeros(8))
+    seen = set()
+    for version in range(1, 7):
+        room = weights.room()
+        assert room is weights.room()
+        room.fill_(version)
+        assert torch.equal(weights.now, torch.full((8,), version - 1.0))
+        assert weights.wrote_ahead(True)
+        assert weights.next() is room
+        assert not weights.ahead
+        seen.add(room.data_ptr())
+    assert len(seen) == 2
+
+
+def test_partitions_of_one_size_share_the_memory_that_they_write_ahead_to():
+    """Also where a step was not finite: what was written then is nobody's."""
+    spares = Spares()
+    every = [VersionedWeights(torch.full((8,), float(number)), spares) for number in range(4)]
+    before = {weights.now.data_ptr() for weights in every}
+    for version in range(1, 4):
+        for number, weights in enumerate(every):
+            weights.room().fill_(float("nan"))
+            assert not weights.wrote_ahead(False)
+            weights.room().fill_(10 * version + number)
+            weights.wrote_ahead(True)
+            weights.next()
+        assert [weights.now[0].item() for weights in every] == [10 * version + number for number in range(4)]
+    assert len({weights.now.data_ptr() for weights in every} | before) == 5
+
+
+def test_memory_that_a_reply_leaves_from_is_no_room_for_a_version_ahead():
+    weights = VersionedWeights(torch.zeros(8))
+    held = reply(weights)
+    for version in (1.0, 2.0, 3.0):
+        weights.room().fill_(version)
+        weights.wrote_ahead(True)
+        weights.next()
+    assert held.encoded().endswith(torch.zeros(8).numpy().tobytes())
 
 
 @pytest.mark.parametrize("optimizer", HYPER)

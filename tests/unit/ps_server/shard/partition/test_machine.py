@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from ps_server.shard.partition.machine import MAX_TAU, Apply, Ledger
-from ps_wire.errors import PushOutOfOrder, StaleIncarnation, StrangerRefused
-from ps_wire.spec.consistency import ASP, BSP, SSP
+from ps_server.shard.partition.machine import MAX_TAU, Apply, Ledger, StepMachine
+from ps_wire.errors import FrameRefused, PushOutOfOrder, StaleIncarnation, StrangerRefused
+from ps_wire.spec.consistency import ASP, BSP, SSP, Consistency
 from tests.unit.ps_server.alone import ack, answer, ask, gradient, partition
 
 # -- BSP ---------------------------------------------------------------------------------------------
@@ -133,6 +135,32 @@ def test_asp_drops_what_is_staler_than_its_delay():
     assert (machine.ledgers[1].received, machine.ledgers[1].dropped) == (1, 1)
     assert machine.clocks == ((0, 2), (1, 1))
     assert isinstance(machine.push(gradient(1, 1, version=1), 0.0)[0], Apply)
+
+
+@pytest.mark.parametrize("model", [BSP(), SSP(1), ASP(), ASP(1)], ids=str)
+def test_whether_a_push_is_applied_at_once_is_known_before(model: Consistency):
+    """Whatever comes: late, early, twice, of another incarnation, too stale, of one who is being evicted."""
+    draw, applied = random.Random(7), set()
+    for _ in range(40):
+        machine = partition(model, members=(0, 1, 2), kind=StepMachine)
+        for number in range(20):
+            worker, clocks = draw.randrange(4), dict(machine.clocks)
+            if number == 15:
+                machine.fence(worker, 1)
+            push = gradient(
+                worker,
+                max(clocks.get(worker, 0) + draw.choice((-1, 0, 0, 0, 1)), 0),
+                version=max(machine.version - draw.randrange(3), 0),
+                incarnation=draw.choice((1, 1, 1, 2)),
+            )
+            known = machine.applies(push)
+            try:
+                actions = machine.push(push, 0.0)
+            except FrameRefused:
+                actions = []
+            assert known == any(isinstance(action, Apply) for action in actions), push
+            applied.add(known)
+    assert applied == ({False} if isinstance(model, BSP) else {False, True})
 
 
 def test_ssp_holds_a_pull_until_the_slowest_comes_within_the_bound():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +43,7 @@ def frames(servers: Servers, step: int, worker: int, ranks: Sequence[Any], **pus
     if len(every) == 1:
         return every[0]
     return [
-        dataclasses.replace(parts[0], payload=b"", terms=tuple(memoryview(it.payload) for it in parts))
+        parts[0].but(payload=b"", terms=tuple(memoryview(it.payload) for it in parts))
         for parts in zip(*every, strict=True)
     ]
 
@@ -95,7 +94,7 @@ def test_what_counts_of_an_evicted_group_is_read_of_no_rank_any_more() -> None:
     (frame,) = frames(servers, 0, 1, ranks)
     memories = [bytearray(it) for it in frame.terms]
     terms = tuple(map(memoryview, memories))
-    give(servers, [dataclasses.replace(frame, flags=wire.SHARED, terms=terms)])
+    give(servers, [frame.but(flags=wire.SHARED, terms=terms)])
 
     servers.shards[0].fence(1, 1)
     servers.shards[0].evict(1, 1, 1, 1)

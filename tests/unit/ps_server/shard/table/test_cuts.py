@@ -32,6 +32,9 @@ class Outlet:
         self.frames.append(wire.decode(message.encoded()))
         self.came.set()
 
+    def write_along(self, *_: object) -> bool:
+        return False
+
     @property
     def kinds(self) -> list[wire.Kind]:
         return [frame.kind for frame in self.frames]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ import pytest
 from ps_server.shard.connection_tokens import TOKEN_BYTES
 from ps_server.shard.shard import Shard
 from ps_server.shard.table.kept_hyperparameters import KeptHyperparameters
+from ps_server.shard.transport.behind import Behind
 from ps_server.shard.transport.session import Session
 from ps_wire.errors import FrameMalformed, InternalError, NonFiniteGradient, StrangerRefused
 from ps_wire.frames import frame as wire
@@ -21,6 +23,7 @@ from ps_wire.frames import meta
 from ps_wire.frames.carrier import MEMORY, Carrier, deliver
 from ps_wire.frames.frame import Kind
 from ps_wire.frames.messages import parse_message, refused_from_proto
+from ps_wire.process import kernels, trace
 from ps_wire.process.ranks import MAX_SIZE
 from ps_wire.sockets import shared_memory
 from ps_wire.sockets.shared_memory import Layout
@@ -41,10 +44,12 @@ class Wire:
         self.shard.open_table("j", SPEC)
         self.connect()
 
+    MODEL = "bsp"
+
     def admit(self, worker, incarnation=1, *, reader=False):
         self.shard.members.admit(
             job="j",
-            consistency_text="bsp",
+            consistency_text=self.MODEL,
             num_workers=2,
             worker=worker,
             incarnation=incarnation,
@@ -503,3 +508,168 @@ def test_gradients_are_read_from_the_memory_that_was_shared_last():
         it.values[:] = value
         it.push(0, 1, 2, step=step)
         assert it.others_push(step) == [[expected] * 1024] * 3
+
+
+class Asked(Lent):
+    """A connection of worker 0 that shares gradients and memory for weights; pushes are applied at once."""
+
+    MODEL = "asp"
+
+    def share(self):
+        """Gradients of 1, 2 and 3 in the three partitions; weights that nobody has written."""
+        nbytes = Layout(self.table.plan).nbytes
+        descriptors = tuple(shared_memory.create(nbytes) for _ in range(2))
+        self.values, self.weights = (
+            np.frombuffer(mmap.mmap(it, nbytes), dtype=np.float32).reshape(3, 1024) for it in descriptors
+        )
+        assert self.send(Kind.SHARE, descriptors=descriptors)
+        self.values[:] = [[1.0], [2.0], [3.0]]
+        self.weights[:] = 77.0
+
+    def step(self, *partitions, asked=None, at=0, **fields):
+        """Pushes, and right behind them what asks; returns what was done with weights, in order."""
+        push = wire.Frame(
+            kind=Kind.PUSH,
+            incarnation=1,
+            flags=wire.SHARED | wire.LISTED,
+            step=at,
+            partition=partitions[0],
+            meta=meta.listed(partitions),
+        )
+        listed = meta.listed(partitions if asked is None else asked)
+        asks = {"kind": Kind.PULL, "incarnation": 1, "step": at + 1, "meta": listed, **fields}
+        spans = Spans()
+        trace.install(spans)
+        try:
+            behind = Behind(Coming(wire.Frame(**asks)))
+            frame = push
+            while frame is not None:
+                assert self.session.receive(frame, behind)
+                frame = behind.next()
+        finally:
+            trace.install(None)
+        self.names = spans.names
+        return [name for name in spans.names if name in ("step and copy weights", "copy weights")]
+
+    def told(self):
+        """The partitions whose weights are said to be there, each with its version."""
+        frames = [frame for frame in self.outlet.take() if frame.kind is Kind.PULLED]
+        assert all(frame.flags & wire.SHARED and not frame.payload for frame in frames)
+        return {frame.partition: frame.version for frame in frames}
+
+
+class Coming:
+    """A socket from which these frames come."""
+
+    def __init__(self, *frames):
+        self.frames = list(frames)
+
+    def received(self, *, reads=False):
+        return self.frames.pop(0) if self.frames else None
+
+
+class Spans:
+    """The names of all spans, in order."""
+
+    def __init__(self):
+        self.names = []
+
+    def span(self, name, *_about, **_named):
+        self.names.append(name)
+        return nullcontext()
+
+
+ALONG = "step and copy weights" if kernels.KERNELS is not None else "copy weights"
+shares = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="memfd_create is Linux's")
+
+
+@shares
+def test_weights_that_are_asked_for_right_behind_a_push_are_written_in_the_pass_of_its_step():
+    it = Asked()
+    for step in range(2):
+        assert it.step(2, 0, 1, at=step) == [ALONG] * 3
+        assert it.told() == {2: step + 1, 0: step + 1, 1: step + 1}
+        expected = -(step + 1) * it.values
+        assert np.array_equal(it.weights, expected)
+        assert [cell.values.now.tolist() for cell in it.table.cells()] == expected.tolist()
+    assert it.session.sent_bytes == 2 * it.weights.nbytes
+
+
+@shares
+@pytest.mark.parametrize(
+    "fields", [{"flags": wire.READ}, {"step": 2}, {"table": 1}, {"worker": 1}, {"meta": b""}]
+)
+def test_what_asks_for_other_weights_is_taken_behind_all_pushes(fields):
+    """Some of these are refused there, as they are anywhere else: then no memory is written."""
+    it = Asked()
+    assert "step and copy weights" not in it.step(0, 1, **fields)
+    assert [cell.machine.version for cell in it.table.cells()] == [1, 1, 0]
+    if "flags" not in fields:
+        assert (it.weights == 77.0).all()
+
+
+@shares
+def test_what_is_asked_for_beyond_the_pushes_is_answered_behind_them():
+    it = Asked()
+    it.step(2)
+    it.told()
+    assert it.step(0, 1, asked=(0, 1, 2)) == [ALONG, ALONG, "copy weights"]
+    assert it.told() == {0: 1, 1: 1, 2: 1}
+    assert np.array_equal(it.weights, -it.values)
+
+
+@shares
+def test_a_push_that_is_not_finite_is_not_written_and_its_worker_hears_so():
+    it = Asked()
+    it.values[1, 7] = np.nan
+    it.step(0, 1, 2)
+    assert it.told() == {0: 1, 2: 1}
+    assert not (it.weights[1] == -it.values[1]).any()
+    assert it.table.cell(1).values.now.tolist() == [0.0] * 1024
+
+
+@shares
+def test_a_push_that_comes_again_is_not_applied_again_and_what_asks_gets_the_weights():
+    it = Asked()
+    it.step(0, 1, 2)
+    it.weights[:] = 77.0
+    it.told()
+    assert it.step(0, 1, 2) == ["copy weights"] * 3
+    assert it.told() == {0: 1, 1: 1, 2: 1}
+    assert np.array_equal(it.weights, -it.values)
+
+
+class Bounded(Asked):
+    MODEL = "ssp:0"
+
+
+@shares
+def test_weights_that_change_while_they_wait_at_the_gate_are_written_again():
+    """Under `ssp`, where the other worker's push of that step is what opens it."""
+    it = Bounded()
+    it.step(0, 1, 2)
+    assert it.told() == {}
+    it.values[:] = 10.0
+    outlet = Kept()
+    for partition in range(3):
+        payload = np.full(1024, 5.0, dtype=np.float32).tobytes()
+        push = wire.Frame(kind=Kind.PUSH, payload=payload, partition=partition, worker=1, incarnation=1)
+        it.table.receive(push, outlet, member=True)
+    assert it.told() == {0: 2, 1: 2, 2: 2}
+    assert it.weights[:, 0].tolist() == [-6.0, -7.0, -8.0]
+
+
+class Closed(Asked):
+    MODEL = "bsp"
+
+
+@shares
+def test_under_bsp_what_asks_comes_behind_all_pushes():
+    """So that steps are complete as early as they can be."""
+    it = Closed()
+    assert it.step(0, 1, 2) == []
+    taken = [name for name in it.names if name in ("stage", "take a pull")]
+    assert taken == ["stage"] * 3 + ["take a pull"] * 3
+    assert it.others_push() == (-it.values / 2).tolist()
+    assert it.told() == {0: 1, 1: 1, 2: 1}
+    assert np.array_equal(it.weights, -it.values / 2)

@@ -1,0 +1,31 @@
+"""Memory for versions of weights that are written ahead, in turns of all partitions of a table.
+
+What a partition leaves is what the next one of that size writes to: so a table takes as much more as it has
+steps under way, not twice its weights. It must not know partitions.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class Spares:
+    """Memory that nobody reads. Thread-safe: each call is one operation on a list."""
+
+    def __init__(self) -> None:
+        """Has none yet."""
+        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """Memory of the shape and dtype of `like`, with any values; the caller's until `give`."""
+        try:
+            return self._of(like).pop()
+        except IndexError:
+            return torch.empty_like(like)
+
+    def give(self, memory: torch.Tensor) -> None:
+        """Nobody reads or writes it any more."""
+        self._of(memory).append(memory)
+
+    def _of(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        return self._free.setdefault((memory.dtype, memory.numel()), [])
