@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import math
 import os
 import select
 import socket
@@ -31,13 +30,9 @@ from ps_wire.sockets import lent_memory
 from ps_wire.sockets.shared_memory import AVAILABLE
 from ps_wire.sockets.tls_socket import ran_out
 
-# Of both sockets of a connection within one host, or to one that is near. Measured: a buffer that fits into
-# the cores' caches is up to twice as fast as what the system gives; further away its own tuning is better.
-SHORT_BUFFER_BYTES = 128 << 10
-# Whoever confirms bytes so soon gets 10 Gbit/s out of short buffers, too. Of longer ones megabytes stand in
-# the queue before the slowest link, and who has most there gets most of it: of four hosts that send to each
-# other at 1 Gbit/s some waited with idle links for others (docs/performance.md, "Four hosts").
-NEAR_S = 100e-6
+# Of both sockets of a connection within one host. Measured: a buffer that fits into the cores' caches is up
+# to twice as fast as what the system gives; between hosts the system's own tuning is better.
+LOCAL_BUFFER_BYTES = 128 << 10
 # Of what a Unix socket holds by reference; the system may give less. Nothing goes through caches on its way
 # in, so fewer switches between sender and receiver are worth more.
 REFERRED_BYTES = 1 << 20
@@ -50,7 +45,6 @@ KEEPALIVE_S = (10, 5, 3)  # idle until a probe is sent, between probes, how many
 MAX_DESCRIPTORS = 34  # beside a frame: two, and those of ranks; the system drops what is more
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_MIN_RTT, _NONE_US = slice(148, 152), (1 << 32) - 1  # of `tcp_info`: its place, and that there is none
 _WHOLE = getattr(socket, "MSG_WAITALL", 0)  # one call for a payload instead of one per 64 KiB
 
 Queued = TypeVar("Queued")
@@ -71,7 +65,7 @@ class FrameSocket:
         self._start = self._end = 0  # of what was received and is not taken yet
         self._descriptors: list[int] = []  # that came beside it
         connected.setblocking(True)
-        self._may_be_near = not tune(connected)
+        tune(connected)
 
     @trace.traced("send")
     def send(self, frames: Sequence[wire.Frame]) -> None:
@@ -97,9 +91,6 @@ class FrameSocket:
                 buffers, small = [], []
                 self._refer(*place, len(frame.payload))
             elif frame.payload:
-                if self._may_be_near and round_trip_s(self._socket) <= NEAR_S:
-                    self._may_be_near = False
-                    _shorten(self._socket)
                 buffers += [b"".join(small), memoryview(frame.payload)]
                 small = []
         self._send_all(buffers, small)
@@ -337,36 +328,16 @@ def close_all(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def tune(connected: socket.socket) -> bool:
-    """Sets the options that a data connection needs; whether its buffers have their size for good."""
+def tune(connected: socket.socket) -> None:
+    """Sets the options that a data connection needs."""
     if connected.family != getattr(socket, "AF_UNIX", None):
         with contextlib.suppress(OSError):  # a peer that has gone: the first use says so
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(connected)
             if connected.getpeername()[0] != connected.getsockname()[0]:
-                return False
-    _shorten(connected)
-    return True
-
-
-def _shorten(connected: socket.socket) -> None:
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SHORT_BUFFER_BYTES)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SHORT_BUFFER_BYTES)
-
-
-def round_trip_s(connected: socket.socket) -> float:
-    """The shortest time in which bytes of a TCP connection were confirmed lately; infinite: not known.
-
-    `tcpi_min_rtt` of Linux's `struct tcp_info`, in microseconds.
-    """
-    if not sys.platform.startswith("linux"):
-        return math.inf
-    try:
-        known = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.stop)
-    except OSError:  # a peer that has gone
-        return math.inf
-    found_us = int.from_bytes(known[_MIN_RTT], sys.byteorder) if len(known) == _MIN_RTT.stop else 0
-    return found_us * 1e-6 if 0 < found_us < _NONE_US else math.inf
+                return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_BYTES)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_BUFFER_BYTES)
 
 
 def _keep_alive(connected: socket.socket) -> None:

@@ -52,20 +52,6 @@ MUTANTS = (
         tests=(FRAMES,),
     ),
     Mutant(
-        name="frame_socket: buffers stay long though another host is near",
-        file=SOCKET,
-        text="                    _shorten(self._socket)\n",
-        fault="",
-        tests=(SOCKETS,),
-    ),
-    Mutant(
-        name="frame_socket: buffers become short however far another host is",
-        file=SOCKET,
-        text="round_trip_s(self._socket) <= NEAR_S:",
-        fault="round_trip_s(self._socket) > 0:",
-        tests=(SOCKETS,),
-    ),
-    Mutant(
         name="frame_socket: a partial send is taken for a whole one",
         file=SOCKET,
         text="                    buffers[index] = memoryview(buffers[index])[sent:]\n",

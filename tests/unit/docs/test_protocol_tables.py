@@ -197,7 +197,7 @@ def test_the_carriers_are_those_of_the_code():
     assert f"after {idle_s} seconds, and gives it up after {idle_s + between_s * count}" in text
     assert f"from a shard for {liveness.SILENT_S:.0f} seconds" in text
     assert f"not answered within {liveness.ANSWER_LIMIT_S:.0f} seconds" in text
-    assert f"of a socket are {frame_socket.SHORT_BUFFER_BYTES >> 10} KiB" in text
+    assert f"of a socket are {frame_socket.LOCAL_BUFFER_BYTES >> 10} KiB" in text
 
 
 def test_the_first_bytes_inside_tls_are_those_of_the_code():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,8 +14,7 @@ import torch
 from ps_wire.errors import ConnectionLost, FrameMalformed, FrameTooLarge, ProtocolMismatch
 from ps_wire.frames import frame as wire
 from ps_wire.frames.buffer import as_tensor
-from ps_wire.sockets import frame_socket
-from ps_wire.sockets.frame_socket import NEAR_S, SHORT_BUFFER_BYTES, FrameSocket, close_all, round_trip_s
+from ps_wire.sockets.frame_socket import FrameSocket, close_all
 from ps_wire.sockets.shared_memory import AVAILABLE
 from tests.silence import fall_silent, linux
 from tests.until import LIMIT_S
@@ -322,48 +319,3 @@ def test_descriptors_go_to_the_share_that_they_came_with():
         receiver.close()
         os.close(read)
         os.close(write)
-
-
-@contextmanager
-def between_addresses() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Two ends with addresses of their own, as those of two hosts."""
-    with (
-        socket.create_server(("127.0.0.2", 0)) as listener,
-        socket.create_connection(listener.getsockname(), source_address=("127.0.0.1", 0)) as first,
-        listener.accept()[0] as second,
-    ):
-        yield first, second
-
-
-def buffers_of(end: socket.socket) -> list[int]:
-    return [end.getsockopt(socket.SOL_SOCKET, it) for it in (socket.SO_SNDBUF, socket.SO_RCVBUF)]
-
-
-@linux
-@pytest.mark.parametrize("near", [True, False])
-def test_buffers_become_short_when_another_host_is_seen_to_be_near(
-    monkeypatch: pytest.MonkeyPatch, near: bool
-):
-    """The system reports twice what was asked for."""
-    seen: list[float] = []
-
-    def look(_: socket.socket) -> float:
-        seen.append(NEAR_S if near and seen else 1.1 * NEAR_S)
-        return seen[-1]
-
-    monkeypatch.setattr(frame_socket, "round_trip_s", look)
-    with between_addresses() as (first, _):
-        ours = FrameSocket(first)
-        for _ in range(3):
-            ours.send([frame(b"1234")])
-        assert len(seen) == (2 if near else 3)  # then it is known
-        assert (buffers_of(first) == [2 * SHORT_BUFFER_BYTES] * 2) == near
-
-
-@linux
-def test_the_system_says_how_soon_bytes_were_confirmed():
-    with between_addresses() as (first, _):
-        assert 0.0 < round_trip_s(first) < LIMIT_S
-    first, second = socket.socketpair()
-    with first, second:
-        assert round_trip_s(first) == math.inf  # no TCP
