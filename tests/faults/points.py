@@ -76,7 +76,7 @@ def _of_frame(frame: Frame) -> Facts:
 
 
 def _frames(verb: str, *kinds: Kind) -> Reading:
-    def read(_self: Any, given: Any) -> Iterator[tuple[str, Facts | None]]:
+    def read(_self: Any, given: Any, *_: Any) -> Iterator[tuple[str, Facts | None]]:
         for frame in [given] if isinstance(given, Frame) else given:
             if frame.kind in kinds and frame.step >= 1:  # an ACK of a LOAD is of step 0
                 yield f"{frame.kind.name} is {verb}", _of_frame(frame)
