@@ -154,7 +154,7 @@ def _beyond(carrier: str, **options: str) -> Callable[[Runs], float]:
 def _hosts(**options: str) -> Callable[[Runs], float]:
     """Each host is a network namespace; where there can be none, the run says so."""
     four = dict.fromkeys(("hosts", "num_workers", "num_servers"), "4")
-    small = {"bucket_mb": "5"}  # where links are the limit: docs/performance.md
+    small = {"bucket_mb": "5", "ddp_bucket_mb": "5"}  # where links are the limit: docs/performance.md
     return _beyond("tcp", **four, **small, link_gbps="1", model="gpt", batch_size="4", **options)
 
 

@@ -180,6 +180,7 @@ def step(
     bucket_mb: Annotated[
         str, typer.Option(help="MiB, such as 0,1,5,25,all; 0: a push per parameter.")
     ] = "25",
+    ddp_bucket_mb: Annotated[int, typer.Option(min=1, help="Of the peer, MiB; 25 is its default.")] = 25,
     wire_dtype: Annotated[
         str, typer.Option(help="Of the project: fp32, bf16 or fp16; the peer sends float32.")
     ] = "fp32",
@@ -217,6 +218,7 @@ def step(
         optimizer=optimizer.lower(),
         rounds=rounds,
         variants=parse_variants(overlap, bucket_mb),
+        ddp_bucket_mb=ddp_bucket_mb,
         link=parse_link(link_gbps, link_ms, carrier),
         wire_dtype=wire_dtype,
     )

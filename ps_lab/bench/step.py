@@ -63,6 +63,7 @@ class StepSetup(JobSetup):
         split: parameters that each of the MLP's matrices and biases is cut into.
         batch_size: samples a step, of each worker.
         variants: of the project; the first one is the one that is compared.
+        ddp_bucket_mb: size of DistributedDataParallel's buckets, MiB, but for its first one.
         link: between workers and servers, or of each host; None: as it is.
         wire_dtype: in which the project's gradients and weights travel.
     """
@@ -70,6 +71,7 @@ class StepSetup(JobSetup):
     split: int
     batch_size: int
     variants: tuple[Variant, ...]
+    ddp_bucket_mb: int = 25
     link: Link | None = None
     wire_dtype: str = wire_dtypes.WireDtype.FP32
 
@@ -164,7 +166,11 @@ class StepOutcome:
             }
 
         ddp = (
-            {"step_s": self.summary(DDP).to_json(), "beyond_compute_s": self.beyond_s(DDP)}
+            {
+                "bucket_mb": setup.ddp_bucket_mb,
+                "step_s": self.summary(DDP).to_json(),
+                "beyond_compute_s": self.beyond_s(DDP),
+            }
             if (DDP in self.rounds)
             else None
         )
@@ -251,6 +257,7 @@ def _start(session: Session, setup: StepSetup, servers: tuple[str, ...]) -> list
         parties.append(session.start_workers(job, own, name=variant.name, limit_s=LIMIT_S))
     if setup.throttled is not None:
         return parties
+    configuration["ddp_bucket_mb"] = setup.ddp_bucket_mb
     return [*parties, session.start(DDP, _ranks(DDP, configuration, setup), limit_s=LIMIT_S)]
 
 

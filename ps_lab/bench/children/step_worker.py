@@ -44,7 +44,9 @@ def ddp(configuration: Mapping[str, Any], model: nn.Module) -> None:
         world_size=configuration["world_size"],
         timeout=START_LIMIT,
     )
-    parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    parallel = nn.parallel.DistributedDataParallel(
+        model, gradient_as_bucket_view=True, bucket_cap_mb=configuration["ddp_bucket_mb"]
+    )
     optimizer = optimizers.make(configuration["optimizer"], parallel.parameters())
 
     def step() -> None:
