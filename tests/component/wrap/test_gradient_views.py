@@ -131,6 +131,7 @@ def test_over_tcp_a_step_returns_before_weights_are_here_and_after_gradients_are
 ):
     """Who acknowledges a push that travelled does not read the gradient any more."""
     acks: list[wire.Frame] = []
+    came = threading.Event()
 
     def body(worker: ps.Worker) -> None:
         model = seeded(Model)
@@ -146,11 +147,13 @@ def test_over_tcp_a_step_returns_before_weights_are_here_and_after_gradients_are
             with kept:
                 if frame.kind is wire.Kind.ACK and exchange.in_flight.wait_free is waiting:
                     acks.append(frame)
+                    came.set()
                     return
             take(frame)
 
         def waiting(partitions: Any = None) -> None:
             if partitions is None:  # else of a bucket, before the next gradients are copied
+                assert came.wait(60.0)
                 with kept:
                     exchange.in_flight.wait_free = wait_free
                 for frame in acks:
@@ -166,7 +169,6 @@ def test_over_tcp_a_step_returns_before_weights_are_here_and_after_gradients_are
         assert_same(model, alone(lambda _, plain, steps: train(plain, steps, range(4)), seeded(Model), adam))
 
     run_workers(cluster, body, carrier="tcp")
-    assert acks
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])
