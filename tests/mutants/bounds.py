@@ -357,8 +357,15 @@ MUTANTS = (
     Mutant(
         name="shared memory: places of all ranks' gradients are kept, however many",
         file="ps_server/shard/transport/shared_regions.py",
-        text="            if len(self.own) + len(self.ranks) * len(self.of_ranks) < MAX_PLACES:\n",
-        fault="            if True:\n",
+        text="            if self._has_room:\n                known[partition]",
+        fault="            if True:\n                known[partition]",
+        tests=("tests/unit/ps_server/shard/transport/test_shared_regions.py",),
+    ),
+    Mutant(
+        name="shared memory: places that weights are copied to are kept, however many",
+        file="ps_server/shard/transport/shared_regions.py",
+        text="            if self._has_room:\n                self.copies[partition]",
+        fault="            if True:\n                self.copies[partition]",
         tests=("tests/unit/ps_server/shard/transport/test_shared_regions.py",),
     ),
 )

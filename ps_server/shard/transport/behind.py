@@ -7,6 +7,7 @@ tables.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Protocol
 
 from ps_wire.errors import FrameMalformed, PsError
@@ -91,10 +92,8 @@ class _Behind:
         self._left: dict[int, None] = {}
         self._whole = True
         if frame.kind is wire.Kind.PULL and not frame.flags and frame.codec == AS_THEY_ARE:
-            try:
+            with suppress(FrameMalformed):  # it is refused when its turn comes
                 self._left = dict.fromkeys(meta.read_listed(frame))
-            except FrameMalformed:
-                self._left = {}  # it is refused when its turn comes
 
     def asking(self, push: wire.Frame) -> wire.Frame | None:
         frame = self.frame

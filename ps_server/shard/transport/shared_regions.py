@@ -62,16 +62,23 @@ class _Regions:
         if places is None:
             regions = self.ranks if of_ranks else (self.gradients,)
             places = tuple(SharedPlace(self.place(it, partition)) for it in regions)
-            if len(self.own) + len(self.ranks) * len(self.of_ranks) < MAX_PLACES:
+            if self._has_room:
                 known[partition] = places
         return places
 
     def copy(self, partition: int) -> SharedPlace | None:
-        """Where the weights of a partition are copied to, if they are: the same object each time."""
+        """Where the weights of a partition are copied to, if they are; kept as `terms` are."""
         place = self.copies.get(partition)
         if place is None and self.weights is not None:
-            place = self.copies[partition] = SharedPlace(self.place(self.weights, partition))
+            place = SharedPlace(self.place(self.weights, partition))
+            if self._has_room:
+                self.copies[partition] = place
         return place
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more place is kept."""
+        return len(self.own) + len(self.copies) + len(self.ranks) * len(self.of_ranks) < MAX_PLACES
 
     def place(self, region: memoryview, partition: int) -> memoryview:
         if partition >= self.plan.num_partitions:

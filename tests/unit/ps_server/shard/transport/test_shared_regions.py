@@ -21,7 +21,7 @@ RANKS, PARTITIONS = 3, 8
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="memfd_create is Linux's")
-def test_places_of_gradients_are_kept_up_to_a_number_and_made_anew_beyond(
+def test_places_are_kept_up_to_a_number_and_made_anew_beyond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A group's descriptors cost their sender nothing, and each place here takes 1.3 KB."""
@@ -46,3 +46,10 @@ def test_places_of_gradients_are_kept_up_to_a_number_and_made_anew_beyond(
 
     assert kept(wire.RANKS) == [True, True] + [False] * (PARTITIONS - 2)
     assert kept(0) == [False] * PARTITIONS
+
+    copies: list[object] = []
+    for partition in (0, 1, 0, 1):
+        with regions.asking(0, partition):
+            assert regions.write_along(0, partition, 1, lambda place: copies.append(place) is None)
+    assert copies[0] is not copies[2]
+    assert copies[1] is not copies[3]
