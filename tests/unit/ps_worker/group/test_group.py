@@ -46,13 +46,17 @@ class Waited:
         self.begun, self.over = threading.Event(), threading.Event()
 
     def recv(self, *given: Any) -> Any:
-        self._work = self._recv(*given)
-        return self if not self.begun.is_set() else self._work
+        work = self._recv(*given)
+        if self.begun.is_set():
+            return work
+        self._work = work
+        return self
 
-    def wait(self) -> None:
+    def wait(self, *limit: Any) -> Any:
+        """As of gloo's own work: who cuts the wires gives a limit, and may be the first who waits here."""
         self.begun.set()
         try:
-            self._work.wait()
+            return self._work.wait(*limit)
         finally:
             self.over.set()
 
