@@ -78,13 +78,12 @@ def find(environment: Mapping[str, str], size: int, worker: int | None, rank: in
     Raises:
         UsageError: nothing says which rank it is, or what says so does not fit.
     """
-    local = _number(environment, OWN[1])
+    local = _local_rank(environment)
+    if rank is None:
+        rank = _number(environment, OWN[0])
     if rank is not None:
-        return RankPlace(ranks=Ranks(rank=rank, size=size, local_rank=local or 0), worker=worker)
-    own = _number(environment, OWN[0])
-    if own is not None:
-        return RankPlace(ranks=Ranks(rank=own, size=size, local_rank=local or 0), worker=worker)
-    for name, total, here in LAUNCHERS:
+        return RankPlace(ranks=Ranks(rank=rank, size=size, local_rank=local), worker=worker)
+    for name, total, _ in LAUNCHERS:
         at, count = _number(environment, name), _number(environment, total)
         if at is None or count is None:
             continue
@@ -98,7 +97,7 @@ def find(environment: Mapping[str, str], size: int, worker: int | None, rank: in
                 f"worker (PS_WORKER) is {worker}, and {total} says {count} processes: with a number of its "
                 f"own, a group is started as {size}; without one, groups are numbered by {name}"
             )
-        ranks = Ranks(rank=at % size, size=size, local_rank=_number(environment, here) or 0)
+        ranks = Ranks(rank=at % size, size=size, local_rank=local)
         if worker is not None:
             return RankPlace(ranks=ranks, worker=worker)
         return RankPlace(ranks=ranks, worker=at // size, num_workers=count // size)
@@ -106,6 +105,12 @@ def find(environment: Mapping[str, str], size: int, worker: int | None, rank: in
         f"group_size (PS_GROUP_SIZE) is {size}, and nothing says which rank this process is: start it with "
         f"ps-worker --nproc {size} --group-size {size}, with torchrun (RANK, WORLD_SIZE) or with srun"
     )
+
+
+def _local_rank(environment: Mapping[str, str]) -> int:
+    """The number of this process on its host, of whichever launcher says it; 0: none does."""
+    said = (_number(environment, name) for name in (OWN[1], *(here for _, _, here in LAUNCHERS)))
+    return next((it for it in said if it is not None), 0)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

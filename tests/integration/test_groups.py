@@ -609,7 +609,7 @@ def test_a_process_group_of_the_scripts_own_is_the_worker(
         "    model(torch.ones(1, 2)).sum().backward()\n"
         "    optimizer.step()\n"
         "    worker.finish()\n"
-        "    print('trained', worker.group_rank, worker.group_size)\n"
+        "    print('trained', worker.group_rank, worker.group_size, worker.local_rank)\n"
         "dist.barrier()\n"  # it is the script's still
     )
     job = fresh_job()
@@ -620,9 +620,10 @@ def test_a_process_group_of_the_scripts_own_is_the_worker(
             str(script),
             RANK=str(rank),
             WORLD_SIZE="2",
+            LOCAL_RANK=str(rank + 4),
         )
         for rank in range(2)
     ]
 
     assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
-    assert [f"trained {rank} 2" in ranks[rank].lines for rank in range(2)] == [True, True]
+    assert [f"trained {rank} 2 {rank + 4}" in ranks[rank].lines for rank in range(2)] == [True, True]

@@ -457,6 +457,15 @@ MUTANTS = (
         tests=(f"{RANKS}::test_what_does_not_fit_is_refused_with_its_variable",),
     ),
     Mutant(
+        name="groups: a rank whose number the script says has no place on its host",
+        file="ps_wire/process/ranks.py",
+        text="    return next((it for it in said if it is not None), 0)\n",
+        fault="    return next(said) or 0\n",
+        tests=(
+            f"{RANKS}::test_a_rank_whose_number_somebody_else_says_has_its_place_on_the_host_from_its_launcher",
+        ),
+    ),
+    Mutant(
         name="groups: each rank hands out whole batches",
         file="ps_worker/data/index_share.py",
         text="            first, last = (size * part // self._parts for part in (self._part, self._part + 1))\n",

@@ -42,6 +42,18 @@ def test_our_own_launcher_comes_before_others() -> None:
     assert place.worker == 1
 
 
+@pytest.mark.parametrize(
+    "environment", [torchrun(3, 4), {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "3"}]
+)
+def test_a_rank_whose_number_somebody_else_says_has_its_place_on_the_host_from_its_launcher(
+    environment: dict[str, str],
+) -> None:
+    by_script = find(environment, 2, 1, rank=1)
+    by_hand = find({**environment, "PS_GROUP_RANK": "1"}, 2, 1)
+
+    assert by_script.ranks == by_hand.ranks == Ranks(rank=1, size=2, local_rank=3)
+
+
 def test_without_a_group_no_launcher_is_asked() -> None:
     made = settings.read({"PS_SERVERS": "127.0.0.1:50051", "RANK": "x", "WORLD_SIZE": "y"})
 
