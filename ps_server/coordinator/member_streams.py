@@ -22,7 +22,7 @@ from ps_server.coordinator.late_joins import LateJoins
 from ps_server.coordinator.lease_watch import LeaseWatch
 from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.coordinator.recovery import Recovery
-from ps_server.coordinator.said import check_counts, check_size, steps_by_table
+from ps_server.coordinator.said import check_counts, check_pairs, check_size, steps_by_table
 from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.events import Event
 from ps_server.log import logger
@@ -366,6 +366,7 @@ def _refused_by(bug: Exception) -> pb.MemberReply:
 
 def _table_of(message: pb.MakeTable, known: list[TableSpec]) -> TableSpec:
     """The table that a worker makes: the very one that others have made, if it is the same."""
+    check_pairs(message.table)
     spec = table_from_proto(message.table)
     same = spec.number < len(known) and known[spec.number] == spec
     return known[spec.number] if same else spec

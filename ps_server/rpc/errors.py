@@ -1,7 +1,7 @@
 """The one place where errors become gRPC statuses: an interceptor around every call.
 
-It parses requests, too, so that bytes that are no message are the caller's error, not a bug of ours. Streams
-of members and data carry their refusals inside, as messages and frames.
+It parses requests, too (`pieces`), so that bytes that are no message are the caller's error, not a bug of
+ours. Streams of members and data carry their refusals inside, as messages and frames.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ps_server.log import logger
+from ps_server.rpc import pieces
 from ps_wire.access.status import code_of, metadata_of
 from ps_wire.errors import FrameMalformed, FrameTooLarge, InternalError, PsError
 from ps_wire.text import one_line
@@ -30,7 +31,7 @@ LARGE = (
     "PutSnapshot",
 )  # tables, what shards say, pieces of state
 
-_Parse = Callable[[bytes], Any]
+_Parse = Callable[[bytes], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -56,35 +57,38 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         return plain._replace(stream_stream=_answers_often(handler.stream_stream, _each(parse)))
 
 
-def _parsing(deserialize: _Parse, method: str) -> _Parse:
+def _parsing(deserialize: Callable[[bytes], Any], method: str) -> _Parse:
     small = method.rpartition("/")[2] not in LARGE
 
-    def parse(data: bytes) -> Any:
+    async def parse(data: bytes) -> Any:
         if small and len(data) > MAX_REQUEST_BYTES:
             raise FrameTooLarge(f"{method}: {len(data)} bytes, at most {MAX_REQUEST_BYTES} are taken")
         try:
-            return deserialize(data)
+            return await pieces.parse(deserialize, data)
         except DecodeError as error:
             raise FrameMalformed(f"{method}: {len(data)} bytes that are no such message: {error}") from None
 
     return parse
 
 
-def _each(parse: _Parse) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
-    async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+def _each(parse: _Parse) -> Callable[[AsyncIterator[bytes]], Awaitable[AsyncIterator[Any]]]:
+    async def each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         with suppress(grpc.aio.BaseError):  # the call is over, or the server has stopped: nothing more comes
             async for data in messages:
-                yield parse(data)
+                yield await parse(data)
+
+    async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        return each(messages)
 
     return parsed
 
 
 def _answers_once(
-    method: Callable[[Any, Any], Awaitable[Any]], parse: Callable[[Any], Any]
+    method: Callable[[Any, Any], Awaitable[Any]], parse: Callable[[Any], Awaitable[Any]]
 ) -> Callable[[Any, Any], Awaitable[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await method(parse(request), context)
+            return await method(await parse(request), context)
         except Exception as error:  # noqa: BLE001 - abort raises grpc's own, which passes through
             await _abort(error, context)
 
@@ -92,11 +96,12 @@ def _answers_once(
 
 
 def _answers_often(
-    method: Callable[[Any, Any], AsyncIterator[Any] | Awaitable[None]], parse: Callable[[Any], Any]
+    method: Callable[[Any, Any], AsyncIterator[Any] | Awaitable[None]],
+    parse: Callable[[Any], Awaitable[Any]],
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            replies = method(parse(request), context)
+            replies = method(await parse(request), context)
             if inspect.isawaitable(replies):  # a method that writes its replies itself, as Health.Watch
                 await replies
                 return

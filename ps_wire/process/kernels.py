@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TypeAlias
@@ -22,6 +23,27 @@ import torch
 STREAMED_BYTES = 1 << 20  # written past the caches from here on: a worker reads it later, on another core
 
 Numbers: TypeAlias = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamPieces:
+    """Where P pieces are that Adam steps: addresses of E elements each, float32, contiguous.
+
+    Attributes:
+        gradients: of this step.
+        weights: those before the step.
+        outs: those of after; no memory of `weights`.
+        firsts: the moving averages of gradients, changed in place.
+        seconds: those of their squares, changed in place.
+        sizes: E of each.
+    """
+
+    gradients: Sequence[int]
+    weights: Sequence[int]
+    outs: Sequence[int]
+    firsts: Sequence[int]
+    seconds: Sequence[int]
+    sizes: Sequence[int]
 
 
 class Kernels:
@@ -108,12 +130,7 @@ class Kernels:
 
     def adam(
         self,
-        gradients: Sequence[int],
-        weights: Sequence[int],
-        outs: Sequence[int],
-        firsts: Sequence[int],
-        seconds: Sequence[int],
-        sizes: Sequence[int],
+        pieces: AdamPieces,
         *,
         first_share: float,
         second_kept: float,
@@ -127,12 +144,7 @@ class Kernels:
         """A step of Adam on P pieces that have taken as many steps: see `adam` in kernels.c.
 
         Args:
-            gradients: addresses of P of them, E elements each, float32, contiguous, as all of these.
-            weights: those before the step.
-            outs: those of after; no memory of `weights`.
-            firsts: moments, changed in place.
-            seconds: moments, changed in place.
-            sizes: E of each.
+            pieces: P of them.
             first_share: 1 - beta1, less than 0.5.
             second_kept: beta2.
             second_share: 1 - beta2.
@@ -142,8 +154,8 @@ class Kernels:
             l2: of each weight, added to its gradient.
             keep: what each weight is multiplied by.
         """
-        count = len(sizes)
-        every = gradients, weights, outs, firsts, seconds, sizes
+        at, count = pieces, len(pieces.sizes)
+        every = at.gradients, at.weights, at.outs, at.firsts, at.seconds, at.sizes
         arrays = [(ctypes.c_size_t * count)(*it) for it in every]  # an address is as large as a size
         numbers = first_share, second_kept, second_share, rate, root, eps, l2, keep
         self._adam(count, *arrays, *numbers, STREAMED_BYTES // 4)

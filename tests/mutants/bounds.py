@@ -17,6 +17,7 @@ BESIDE = "tests/unit/ps_server/coordinator/test_beside.py"
 CALLS = "tests/unit/ps_server/coordinator/test_refused_calls.py"
 SAID = "tests/unit/ps_server/coordinator/test_said.py"
 MAILBOX = "tests/unit/ps_server/coordinator/jobs/test_mailbox.py"
+PIECES = "tests/unit/ps_server/rpc/test_pieces.py"
 PAST_16_BITS = f"{ROLLBACK}::test_a_service_goes_on_past_65535_generations"
 
 MUTANTS = (
@@ -283,8 +284,8 @@ MUTANTS = (
     Mutant(
         name="said: hyper-parameters of a table are not counted",
         file="ps_server/coordinator/said.py",
-        text=" or pairs > MAX_PAIRS:",
-        fault=":",
+        text="    if pairs > MAX_PAIRS:\n",
+        fault="    if False:\n",
         tests=(f"{SAID}::test_a_table_with_too_many_of_anything_does_not_wait_to_be_read",),
     ),
     Mutant(
@@ -293,6 +294,50 @@ MUTANTS = (
         text="if small and len(data) > MAX_REQUEST_BYTES:",
         fault="if False:",
         tests=("tests/unit/ps_server/rpc/test_errors.py",),
+    ),
+    Mutant(
+        name="pieces: a large message is parsed in one call",
+        file="ps_server/rpc/pieces.py",
+        text="    if len(data) <= AT_ONCE_BYTES:\n",
+        fault="    if True:\n",
+        tests=(PIECES,),
+    ),
+    Mutant(
+        name="pieces: the loop does not turn between them",
+        file="ps_server/rpc/pieces.py",
+        text="            await asyncio.sleep(0)\n",
+        fault="            pass\n",
+        tests=(PIECES,),
+    ),
+    Mutant(
+        name="pieces: a part that is large is one piece",
+        file="ps_server/rpc/pieces.py",
+        text="        if part is not None:\n",
+        fault="        if False:\n",
+        tests=(PIECES,),
+    ),
+    Mutant(
+        name="pieces: as many fields as fit into a message",
+        file="ps_server/rpc/pieces.py",
+        text="        if count > MAX_FIELDS:\n",
+        fault="        if False:\n",
+        tests=(f"{PIECES}::test_millions_of_empty_entries_are_refused_and_the_loop_has_turned_meanwhile",),
+    ),
+    Mutant(
+        name="pieces: a list of numbers of any length",
+        file="ps_server/rpc/pieces.py",
+        text=" and nbytes > MAX_PACKED_BYTES:",
+        fault=" and False:",
+        tests=(f"{PIECES}::test_a_list_of_millions_of_numbers_is_refused",),
+    ),
+    Mutant(
+        name="pieces: all callers take turns together",
+        file="ps_server/rpc/pieces.py",
+        text="    caller = gatekeeper.bound_to()\n",
+        fault="    caller = None\n",
+        tests=(
+            f"{PIECES}::test_many_messages_of_one_job_take_turns_and_one_of_another_does_not_wait_for_them",
+        ),
     ),
     Mutant(
         name="states: a message with millions of empty tensors waits",

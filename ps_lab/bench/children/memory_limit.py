@@ -103,13 +103,16 @@ class MemoryLimit:
         built.mean(gradients, mean)
         first, second = (moment[span] for moment in self._moments)
         count, (beta1, beta2) = self._version + 1, BETAS
+        piece = kernels.AdamPieces(
+            gradients=[mean.data_ptr()],
+            weights=[before.data_ptr()],
+            outs=[after.data_ptr()],
+            firsts=[first.data_ptr()],
+            seconds=[second.data_ptr()],
+            sizes=[before.numel()],
+        )
         built.adam(
-            [mean.data_ptr()],
-            [before.data_ptr()],
-            [after.data_ptr()],
-            [first.data_ptr()],
-            [second.data_ptr()],
-            [before.numel()],
+            piece,
             first_share=1 - beta1,
             second_kept=beta2,
             second_share=1 - beta2,

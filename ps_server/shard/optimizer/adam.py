@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ps_wire.process import kernels
-from ps_wire.process.kernels import STREAMED_BYTES, Kernels, same_bits
+from ps_wire.process.kernels import STREAMED_BYTES, AdamPieces, Kernels, same_bits
 from ps_wire.spec.table import Group
 
 ITEM_BYTES = 4  # float32
@@ -73,46 +73,27 @@ class Adam:
                 after[places[piece]] = before[places[piece]]
         for count, pieces in by_count.items():
             starts = [ITEM_BYTES * places[piece].start for piece in pieces]
-            self.step(
-                count,
-                [gradient.data_ptr() + start for start in starts],
-                [before.data_ptr() + start for start in starts],
-                [after.data_ptr() + start for start in starts],
-                [states[piece]["exp_avg"].data_ptr() for piece in pieces],
-                [states[piece]["exp_avg_sq"].data_ptr() for piece in pieces],
-                [places[piece].stop - places[piece].start for piece in pieces],
+            stepped = AdamPieces(
+                gradients=[gradient.data_ptr() + start for start in starts],
+                weights=[before.data_ptr() + start for start in starts],
+                outs=[after.data_ptr() + start for start in starts],
+                firsts=[states[piece]["exp_avg"].data_ptr() for piece in pieces],
+                seconds=[states[piece]["exp_avg_sq"].data_ptr() for piece in pieces],
+                sizes=[places[piece].stop - places[piece].start for piece in pieces],
             )
+            self.step(count, stepped)
         return left
 
-    def step(
-        self,
-        count: float,
-        gradients: Sequence[int],
-        weights: Sequence[int],
-        outs: Sequence[int],
-        firsts: Sequence[int],
-        seconds: Sequence[int],
-        sizes: Sequence[int],
-    ) -> None:
+    def step(self, count: float, pieces: AdamPieces) -> None:
         """One step of some pieces, all of them in one call.
 
         Args:
             count: steps of each of these, with this one.
-            gradients: addresses, E elements each.
-            weights: likewise, those before the step.
-            outs: those of after; no memory of `weights`.
-            firsts: the moving averages of gradients, changed in place.
-            seconds: those of their squares, changed in place.
-            sizes: E of each.
+            pieces: of which the moving averages are changed in place.
         """
         beta1, beta2 = self.betas
         self.built.adam(
-            gradients,
-            weights,
-            outs,
-            firsts,
-            seconds,
-            sizes,
+            pieces,
             first_share=1 - beta1,
             second_kept=beta2,
             second_share=1 - beta2,
@@ -182,7 +163,7 @@ def _same_steps(adam: Adam, size: int, random: torch.Generator) -> bool:
         gradient = torch.randn(size, generator=random) * torch.pow(10.0, exponents)
         out = torch.empty(size)
         g, w, o, m, v = ([it.data_ptr()] for it in (gradient, weights, out, first, second))
-        adam.step(count, g, w, o, m, v, [size])
+        adam.step(count, AdamPieces(gradients=g, weights=w, outs=o, firsts=m, seconds=v, sizes=[size]))
         weights = out
         try:
             fused(

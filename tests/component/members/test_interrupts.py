@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 import ps_worker as ps
 from ps_worker.optimizer.step_cycle import Stage
+from ps_worker.process.waiting import wait_of
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.scripts import STEPS, sgd, train
@@ -30,15 +30,11 @@ def interrupt(wrapped: list[Any]) -> None:
     """SIGINT for the main thread, once it waits for weights in `step()` of `wrapped[0]`."""
     main = threading.main_thread().ident
     until(
-        lambda: wrapped and cycle_of(wrapped[0]).stage is Stage.WAITING and _function_of(main) == "wait",
+        lambda: wrapped and cycle_of(wrapped[0]).stage is Stage.WAITING and wait_of(main) is not None,
         "the main thread waits for weights",
         pause_s=0.0,
     )
     signal.pthread_kill(main, signal.SIGINT)
-
-
-def _function_of(thread: int | None) -> str:
-    return sys._current_frames()[thread].f_code.co_name
 
 
 @pytest.mark.parametrize("read", READS)

@@ -8,13 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.said import (
-    MAX_PAIRS,
-    MAX_SAID_BYTES,
-    check_counts,
-    check_size,
-    steps_by_table,
-)
+from ps_server.coordinator.said import MAX_PAIRS, check_counts, check_pairs, check_size, steps_by_table
+from ps_server.rpc.errors import MAX_REQUEST_BYTES
 from ps_server.shard.shard import Shard
 from ps_wire.errors import FrameMalformed, FrameTooLarge, ParameterUnsupported, UsageError
 from ps_wire.frames.frame import PROTOCOL
@@ -35,10 +30,10 @@ def test_steps_are_of_tables_that_there_can_be() -> None:
 
 
 def test_only_tables_are_large() -> None:
-    fits = pb.Progress(waits="x" * (MAX_SAID_BYTES - 10))
+    fits = pb.Progress(waits="x" * (MAX_REQUEST_BYTES - 10))
     check_size(pb.MemberRequest(heartbeat=pb.Heartbeat(progress=pb.Progress(waits="x" * 10_000))))
     check_size(fits)
-    with pytest.raises(FrameTooLarge, match=f"at most {MAX_SAID_BYTES}"):
+    with pytest.raises(FrameTooLarge, match=f"at most {MAX_REQUEST_BYTES}"):
         check_size(pb.MemberRequest(heartbeat=pb.Heartbeat(progress=fits)))
 
 
@@ -51,7 +46,7 @@ NOWHERE = {MAX_TABLES: 1}
         ({"leave": pb.Leave(clocks=NOWHERE)}, "FrameMalformed"),
         ({"cut_ready": pb.CutReady(number=1, steps=NOWHERE)}, "FrameMalformed"),
         ({"holding": pb.Holding(number=1, steps=NOWHERE)}, "FrameMalformed"),
-        ({"leave": pb.Leave(reason="x" * (MAX_SAID_BYTES + 1))}, "FrameTooLarge"),
+        ({"leave": pb.Leave(reason="x" * (MAX_REQUEST_BYTES + 1))}, "FrameTooLarge"),
     ],
     ids=["leave", "cut_ready", "holding", "large"],
 )
@@ -81,6 +76,11 @@ GROUPS = spec_pb2.Hyperparameters(groups=[spec_pb2.Group()] * MANY)
 PAIRS = spec_pb2.Group(hyperparameters=[spec_pb2.Hyperparameter()] * MAX_PAIRS)
 
 
+def check_all(table: spec_pb2.Table) -> None:
+    check_counts(table)
+    check_pairs(table)
+
+
 @pytest.mark.parametrize(
     "table",
     [
@@ -98,7 +98,7 @@ PAIRS = spec_pb2.Group(hyperparameters=[spec_pb2.Hyperparameter()] * MAX_PAIRS)
 async def test_a_table_with_too_many_of_anything_does_not_wait_to_be_read(table: spec_pb2.Table) -> None:
     """One of each of a job's workers may wait."""
     with pytest.raises((ParameterUnsupported, UsageError)):
-        check_counts(table)
+        check_all(table)
     assert (await _refused({"make_table": pb.MakeTable(table=table)})).error in (
         "ParameterUnsupported",
         "UsageError",

@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from ps_server.rpc.errors import MAX_REQUEST_BYTES, ErrorInterceptor
+from ps_wire.v1 import coordinator_pb2 as pb
 
 
 class Stopped(grpc.aio.BaseError):
@@ -53,13 +54,14 @@ async def test_a_stream_of_a_server_that_has_stopped_is_at_its_end(
 @pytest.mark.parametrize(("name", "taken"), [("Share", False), ("Read", False), ("Member", True)])
 async def test_a_message_that_is_large_is_parsed_only_where_some_are(name: str, taken: bool) -> None:
     """Parsed, it takes up to forty times its bytes, and the loop as long as that takes."""
-    handler = grpc.stream_stream_rpc_method_handler(repeat, request_deserializer=len)
+    message = pb.StateChunk(data=bytes(MAX_REQUEST_BYTES))
+    handler = grpc.stream_stream_rpc_method_handler(repeat, request_deserializer=pb.StateChunk.FromString)
 
     async def continuation(_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         return handler
 
     async def large() -> AsyncIterator[bytes]:
-        yield bytes(MAX_REQUEST_BYTES + 1)
+        yield message.SerializeToString()
 
     class Context:
         async def abort(self, code: grpc.StatusCode, details: str, _metadata: object) -> None:
@@ -68,7 +70,7 @@ async def test_a_message_that_is_large_is_parsed_only_where_some_are(name: str, 
     details = SimpleNamespace(method=f"/service/{name}")
     wrapped = await ErrorInterceptor().intercept_service(continuation, details)
     if taken:
-        assert [it async for it in wrapped.stream_stream(large(), Context())] == [MAX_REQUEST_BYTES + 1]
+        assert [it async for it in wrapped.stream_stream(large(), Context())] == [message]
         return
     with pytest.raises(grpc.aio.AbortError) as refused:
         assert not [it async for it in wrapped.stream_stream(large(), Context())]

@@ -114,9 +114,9 @@ def test_only_a_kernel_with_torchs_bits_is_used(monkeypatch: pytest.MonkeyPatch)
         def __init__(self) -> None:
             pass
 
-        def adam(self, *tensors: list[torch.Tensor], **numbers: float) -> None:
+        def adam(self, pieces: kernels.AdamPieces, **numbers: float) -> None:
             assert KERNELS is not None
-            KERNELS.adam(*tensors, **numbers | {"eps": numbers["eps"] * 1.01})
+            KERNELS.adam(pieces, **numbers | {"eps": numbers["eps"] * 1.01})
 
     here = [torch.zeros(3)]
     assert adam.across("Adam", group(), here) is not None
