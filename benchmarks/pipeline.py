@@ -170,9 +170,11 @@ with ps.connect() as worker:
     with torch.device("meta" if piped else "cpu"):
         model = Model()
     pipe = worker.pipeline(model, example=x, microbatches=MICROBATCHES) if piped else None
-    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1e-6), pipe or model)
+    optimizer = worker.wrap(
+        torch.optim.SGD(model.parameters(), lr=1e-6), pipe or model, gradient_as_bucket_view=True
+    )
     for _ in range(2):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         if pipe is not None:
             pipe.step(x, x, loss_fn=loss_of)
         else:

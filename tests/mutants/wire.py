@@ -251,6 +251,22 @@ MUTANTS = (
         tests=(f"{SESSION}::test_what_is_asked_for_beyond_the_pushes_is_answered_behind_them",),
     ),
     Mutant(
+        name="asking: another worker's push comes between a push and what asks behind it",
+        file="ps_server/shard/transport/session.py",
+        text="        with table.together(push.partition):\n            with copies",
+        fault="        if True:\n            with copies",
+        tests=(f"{SESSION}::test_no_other_workers_push_comes_between_a_push_and_what_asks_behind_it",),
+    ),
+    Mutant(
+        name="asking: a push of a partition that is not here ends its connection",
+        file="ps_server/shard/table/table.py",
+        text="        return nullcontext() if cell is None else cell.lock\n",
+        fault="        return self._cells[partition].lock\n",
+        tests=(
+            f"{SESSION}::test_a_push_of_a_partition_that_is_not_here_is_refused_with_what_asks_behind_it",
+        ),
+    ),
+    Mutant(
         name="asking: under bsp each push is followed by what asks",
         file="ps_server/shard/transport/session.py",
         text="if table.applies_at_once and frame.kind is wire.Kind.PUSH else None\n",

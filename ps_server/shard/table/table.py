@@ -10,6 +10,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -175,6 +176,15 @@ class ShardTable:
 
     # -- frames ----------------------------------------------------------------------------------------
 
+    def together(self, partition: int) -> AbstractContextManager[object]:
+        """Has frames of one partition, taken one after the other by this thread, have no others between them.
+
+        Only where pushes are applied at once: nothing is decided there on all cells, which is a lock outside.
+        """
+        assert self.applies_at_once
+        cell = self._cells.get(partition)
+        return nullcontext() if cell is None else cell.lock
+
     def start(self) -> None:
         """Members may push and pull; weights are no longer loaded."""
         self.started = True
@@ -283,8 +293,9 @@ class ShardTable:
             payload=gradient,
         )
         cell.push(contribution, outlet, time.monotonic())
-        self.closer.check_hyper(cell, frame.step)
-        self.closer.settle()
+        if self._gate.aggregates:  # else each push is applied by itself, and there is nothing to close
+            self.closer.check_hyper(cell, frame.step)
+            self.closer.settle()
 
     # -- members ---------------------------------------------------------------------------------------
 

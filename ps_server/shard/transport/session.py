@@ -203,14 +203,19 @@ class Session:
     def _take_with(
         self, push: wire.Frame, behind: Behind, copies: SharedRegions, table: ShardTable, *, member: bool
     ) -> None:
-        """A push of one partition, and what asks for the weights that it makes, if that has come."""
+        """A push of one partition, and what asks for the weights that it makes, if that has come.
+
+        Between the two comes no other worker's push: it would change what was written for this one, and two
+        connections would wait for each other at each partition, where now one is a partition ahead.
+        """
         pull = behind.asking(push)
         if pull is None:
             self._take(push, table, member=member)
             return
-        with copies.asking(push.table, push.partition):
-            self._take(push, table, member=member)
-        self._take(pull, table, member=member)
+        with table.together(push.partition):
+            with copies.asking(push.table, push.partition):
+                self._take(push, table, member=member)
+            self._take(pull, table, member=member)
 
     def _take(self, frame: wire.Frame, table: ShardTable, *, member: bool) -> None:
         self.received_bytes += frame.nbytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from ps_wire.sockets.shared_memory import Layout
 from ps_wire.spec.table import BucketOptions, Hyperparameters
 from ps_wire.v1 import coordinator_pb2
 from tests.unit.ps_server.tables import Kept, group, table_spec
+from tests.until import LIMIT_S
 
 SPEC = table_spec("SGD", group(lr=1.0), shapes=((12,),))
 
@@ -616,6 +618,44 @@ def test_what_is_asked_for_beyond_the_pushes_is_answered_behind_them():
     assert it.step(0, 1, asked=(0, 1, 2)) == [ALONG, ALONG, "copy weights"]
     assert it.told() == {0: 1, 1: 1, 2: 1}
     assert np.array_equal(it.weights, -it.values)
+
+
+@shares
+def test_no_other_workers_push_comes_between_a_push_and_what_asks_behind_it(monkeypatch):
+    """Else two connections wait for each other at each partition, and weights are copied once more."""
+    it = Asked()
+    receive, seen = it.table.receive, []
+
+    def free(cell):
+        taken = cell.lock.acquire(blocking=False)
+        if taken:
+            cell.lock.release()
+        return taken
+
+    def looked(frame, *args, **kwargs):
+        with ThreadPoolExecutor(1) as another:
+            free_there = [another.submit(free, cell).result(LIMIT_S) for cell in it.table.cells()]
+        seen.append((frame.kind, frame.partition, free_there))
+        receive(frame, *args, **kwargs)
+
+    monkeypatch.setattr(it.table, "receive", looked)
+    it.step(2, 0, asked=(2, 0, 1))
+    assert seen == [
+        (Kind.PUSH, 2, [True, True, False]),
+        (Kind.PULL, 2, [True, True, False]),
+        (Kind.PUSH, 0, [False, True, True]),
+        (Kind.PULL, 0, [False, True, True]),
+        (Kind.PULL, 1, [True, True, True]),
+    ]
+
+
+@shares
+def test_a_push_of_a_partition_that_is_not_here_is_refused_with_what_asks_behind_it():
+    it = Asked()
+    it.table._cells.pop(1)
+    assert it.step(0, 1, 2) == [ALONG] * 2
+    kinds = [(frame.kind, frame.partition) for frame in it.outlet.take() if frame.kind is not Kind.ACK]
+    assert kinds == [(Kind.PULLED, 0), (Kind.REFUSE, 1), (Kind.REFUSE, 1), (Kind.PULLED, 2)]
 
 
 @shares
