@@ -11,11 +11,11 @@
     bubble     stages that sleep: the idle share of `--schedule`, less its formula, in points
     memory     the most bytes that autograd keeps in the first stage, 1f1b over gpipe
     pss        memory (PSS) of the largest of 4 stages over that of a worker of one process, after two steps,
-               for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, which takes 33 GiB
+               for gpt2-xl's 48 layers and words, `--width` wide: 1600 are gpt2-xl itself, which takes 22 GiB
                with its servers; without `--width` as wide as there is room for here. What of it is memory
                that is not shared (anon), shared with servers (shmem), or of programs (file). `whole` is all
-               of it; `held` is without freed blocks that the C allocator keeps, which differ by a gigabyte
-               from run to run, and `share` is that of `held`
+               of it; `held` is without freed blocks that the C allocator keeps, which differ from run to
+               run, and `share` is that of `held`
 """
 
 import argparse
@@ -43,8 +43,8 @@ from ps_worker.pipeline.timetable import formula
 STAGE = Path(__file__).with_name("pipeline_stage.py")
 MICROBATCHES, STEPS, LIMIT_S = 8, 2, 300.0
 LAYERS, WORDS, POSITIONS, WIDTH, HEAD = 48, 50257, 1024, 1600, 64  # gpt2-xl
-NEEDED = 5.2  # times its parameters, of all processes: 5.1 at the end of a run at 768 and 1280
-RESERVE_BYTES = 2 << 30  # what does not grow with it, 1 GiB, and as much for others
+NEEDED = 3.55  # times its parameters, of all processes: 3.4 in the first step at 1600
+RESERVE_BYTES = 3 << 29  # what does not grow with it, 1 GiB, and half of that for others
 SLEEPING = """
 import sys, time, torch, ps_worker as ps
 FORWARD_S, BACKWARD_S, MICROBATCHES, STEPS = 0.05, 0.1, 8, 4
@@ -188,6 +188,7 @@ with ps.connect() as worker:
         print(*[f"{name}_{kind.lower()} {int(kb) * 1024}" for kind, kb in found], flush=True)
         meet(f"{name} found")
         give_back_freed_blocks()
+    worker.finish()
 """
 
 

@@ -202,6 +202,7 @@ class BucketGradients:
         Raises:
             ParameterUnsupported: a gradient is sparse, or its parameter has another shape now.
         """
+        self._noted.clear()  # it was compared: gradients that move into flat memory go, bucket by bucket
         if not self._exchange.in_flight.all_free:
             self._exchange.in_flight.wait_free(self._indices)
         self._absent = []

@@ -37,6 +37,15 @@ MODULE_WAITS = "tests/component/training/test_module_waits.py"
 
 MUTANTS = (
     Mutant(
+        name="gradients: those of the first step are kept until the next one begins",
+        file=OUTGOING,
+        text="        self._noted.clear()  # it was compared: gradients that move into flat memory go, bucket by bucket\n",
+        fault="",
+        tests=(
+            "tests/component/wrap/test_gradient_views.py::test_gradients_of_the_first_step_go_bucket_by_bucket",
+        ),
+    ),
+    Mutant(
         name="tensor list: functions of any torch are called",
         file=LIST,
         text="offset is None or not declared(torch.__version__)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -64,6 +65,34 @@ def test_after_a_step_gradients_lie_where_they_were_pushed_from(
             optimizer.zero_grad(set_to_none=set_to_none)
 
     run_workers(cluster, body)
+
+
+@pytest.mark.parametrize("overlap", ["auto", False])
+def test_gradients_of_the_first_step_go_bucket_by_bucket(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, overlap: Any
+):
+    """They lie in flat memory from then on: a model never has all of them twice."""
+    gone: list[list[bool]] = []
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        optimizer = worker.wrap(sgd(model), model, overlap=overlap, **VIEWS)
+        exchange, made = exchange_of(optimizer), []
+        push = exchange.push
+
+        def looked(*args: Any, **kwargs: Any) -> None:
+            gone.append([it() is None for it in made])
+            push(*args, **kwargs)
+
+        monkeypatch.setattr(exchange, "push", looked)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda it: made.append(weakref.ref(it.grad)))
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+
+    run_workers(cluster, body)
+    count = len(list(Mlp().parameters()))
+    assert [sum(it) for it in gone] == list(range(1, count + 1))
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
