@@ -165,7 +165,13 @@ def picture(
 
 @app.command()
 def step(
-    model: Annotated[str, typer.Option(help="mlp (50 million parameters), cnn or gpt.")] = "mlp",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="mlp (50 million parameters), cnn, gpt, or waiting: layers that take as long as on an "
+            "accelerator, and no core."
+        ),
+    ] = "mlp",
     split: Annotated[
         int, typer.Option(min=1, help="Parameters that each tensor of the mlp is cut into.")
     ] = 1,

@@ -27,7 +27,7 @@ from ps_lab.cluster.network import Link, placed
 from ps_wire.errors import UsageError
 from ps_wire.spec import wire_dtype as wire_dtypes
 
-MODELS = ("mlp", "cnn", "gpt")
+MODELS = ("mlp", "cnn", "gpt", "waiting")
 ALONE, DDP = "alone", "ddp"
 STEPS = 4  # per turn: in the last one nothing hides the wait for the weights
 LIMIT_S = 600.0  # for a start or a turn

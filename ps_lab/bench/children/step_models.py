@@ -1,11 +1,16 @@
 """Models of the step benchmark: small enough for a few cores, with layers as real models have them.
 
+One computes nothing, and takes as long: where several hosts are on one machine, it stands for hosts each of which
+has an accelerator.
+
 Legend: B = batch, D = width, T = tokens.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +18,8 @@ from torch.nn import functional
 
 MLP_WIDTH, MLP_BLOCKS = 1024, 12  # 50 million parameters
 GPT_WIDTH, GPT_HEADS, GPT_BLOCKS, GPT_VOCABULARY, GPT_TOKENS = 384, 6, 6, 4096, 64
+WAITING_WIDTH, WAITING_BLOCKS = 1072, 12  # as many parameters as the GPT, 13.8 million
+WAITING_FORWARD_S, WAITING_BACKWARD_S = 0.017, 0.033  # of a block: with all, what four GPTs take on two cores
 CNN_CHANNELS, CNN_CLASSES, CNN_PIXELS = 64, 10, 32
 
 
@@ -71,6 +78,42 @@ class Gpt(nn.Module):
         return logits
 
 
+class _Elsewhere(torch.autograd.Function):
+    """What an accelerator would compute: it takes its time, and no core."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """(B, D), (D, D) -> (B, D)."""
+        ctx.save_for_backward(weight)
+        time.sleep(WAITING_FORWARD_S)
+        return x + weight[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """(B, D) -> (B, D), (D, D)."""
+        (weight,) = ctx.saved_tensors
+        time.sleep(WAITING_BACKWARD_S)
+        return gradient, torch.full_like(weight, 1e-6)
+
+
+class Waiting(nn.Module):
+    """A layer of D x D parameters whose forward and backward are elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WAITING_WIDTH, WAITING_WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, D) -> (B, D)."""
+        made: torch.Tensor = _Elsewhere.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return made
+
+
+def waiting(_split: int) -> nn.Module:
+    """See `Waiting`."""
+    return nn.Sequential(*(Waiting() for _ in range(WAITING_BLOCKS)))
+
+
 def mlp(split: int) -> nn.Module:
     """Blocks of two linear layers, D -> 2 D -> D."""
     layers: list[nn.Module] = []
@@ -102,14 +145,14 @@ def gpt(_split: int) -> nn.Module:
     return Gpt()
 
 
-BUILD: dict[str, Callable[[int], nn.Module]] = {"mlp": mlp, "cnn": cnn, "gpt": gpt}
+BUILD: dict[str, Callable[[int], nn.Module]] = {"mlp": mlp, "cnn": cnn, "gpt": gpt, "waiting": waiting}
 
 
 def make_loss(name: str, batch_size: int, seed: int) -> Callable[[nn.Module], torch.Tensor]:
     """A function from the model to its loss on one batch, the same at each call."""
     generator = torch.Generator().manual_seed(seed)
-    if name == "mlp":
-        x = torch.randn(batch_size, MLP_WIDTH, generator=generator)
+    if name in ("mlp", "waiting"):
+        x = torch.randn(batch_size, MLP_WIDTH if name == "mlp" else WAITING_WIDTH, generator=generator)
         return lambda model: model(x).square().mean()
     if name == "cnn":
         x = torch.randn(batch_size, 3, CNN_PIXELS, CNN_PIXELS, generator=generator)
