@@ -151,11 +151,11 @@ def _beyond(carrier: str, **options: str) -> Callable[[Runs], float]:
     return value
 
 
-def _hosts(**options: str) -> Callable[[Runs], float]:
+def _hosts(model: str = "gpt", **options: str) -> Callable[[Runs], float]:
     """Each host is a network namespace; where there can be none, the run says so."""
     four = dict.fromkeys(("hosts", "num_workers", "num_servers"), "4")
     small = {"bucket_mb": "5", "ddp_bucket_mb": "5"}  # where links are the limit: docs/performance.md
-    return _beyond("tcp", **four, **small, link_gbps="1", model="gpt", batch_size="4", **options)
+    return _beyond("tcp", **four, **small, link_gbps="1", model=model, batch_size="4", **options)
 
 
 def _small_tensors(runs: Runs) -> float:
@@ -335,6 +335,10 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("4 hosts behind 1 Gbit/s, a worker and a shard on each: beyond compute / DDP's", 1.1, _hosts()),
     _row("4 hosts, the same with --wire-dtype bf16", 0.6, _hosts(wire_dtype="bf16")),
+    _row(
+        "4 hosts, computation that takes none of these cores: beyond compute / DDP's", 1.1, _hosts("waiting")
+    ),
+    _row("4 hosts, the same with bf16, no core taken", 0.6, _hosts("waiting", wire_dtype="bf16")),
     _row(
         "a group of 2 ranks: bytes that a rank pushes / half of the model",
         1.1,

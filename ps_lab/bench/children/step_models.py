@@ -1,7 +1,7 @@
 """Models of the step benchmark: small enough for a few cores, with layers as real models have them.
 
-One computes nothing, and takes as long: where several hosts are on one machine, it stands for hosts each of which
-has an accelerator.
+One computes nothing, and takes as long: where several hosts are on one machine, it stands for hosts each of
+which has an accelerator.
 
 Legend: B = batch, D = width, T = tokens.
 """
@@ -79,17 +79,17 @@ class Gpt(nn.Module):
 
 
 class _Elsewhere(torch.autograd.Function):
-    """What an accelerator would compute: it takes its time, and no core."""
+    """Computation of an accelerator: it takes its time, and no core."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """(B, D), (D, D) -> (B, D)."""
         ctx.save_for_backward(weight)
         time.sleep(WAITING_FORWARD_S)
         return x + weight[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, D) -> (B, D), (D, D)."""
         (weight,) = ctx.saved_tensors
         time.sleep(WAITING_BACKWARD_S)
