@@ -5,7 +5,7 @@ shards take each push once. At most one push and one pull of a partition are und
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
 belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the
 last answer, by the receiving threads or by a shard; then they belong to whoever reads them for `when_pulled`,
-and the next `pull` waits for it.
+and the next `pull` waits for it. What `ask_ahead` asked for is written sooner, where nobody reads.
 
 It has no lock: `InFlight` guards what is under way, `TableMemory` what is mapped. Everything else is written
 by the user's thread, and replaced as a whole where connections' threads read it. In a group buckets that
@@ -90,6 +90,7 @@ class Exchange:
         decided: bool = False,
         traffic: TrafficListener | None = None,
         lends: bool = False,
+        ahead: bool = False,
         held: Collection[int] | None = None,
         device: torch.device | None = None,
         ranks: MakeRanks | None = None,
@@ -111,6 +112,7 @@ class Exchange:
             decided: a step closes when it has been decided over all shards (clipping, backup workers).
             traffic: is told of it, and then shards are asked how long weights wait at the gate.
             lends: other ranks of its group may map its gradients.
+            ahead: weights of a bucket may be asked for when it has left, while backward is running.
             held: buckets of which this process has parameters; None: all.
             device: on which ranks of a group reduce gradients and gather weights; None: on the host.
             ranks: makes the traffic between the ranks of a group, of the flat gradients, the partitions, and
@@ -125,6 +127,9 @@ class Exchange:
         self.sharing = SharingHandshake(table, self.memory, shard_of, self._tell_shared)
         self.bytes_pushed = 0
         self._traffic = traffic
+        self._ahead = ahead
+        self._pushed: list[int] = []  # in backward, and their weights were not asked for yet
+        self._pushed_for = -1  # at this clock
         self._bounded = bounded
         self._decided = decided
         self._worker = worker
@@ -370,6 +375,28 @@ class Exchange:
         if self._rank_weights is not None:
             self._rank_weights.go_on()
 
+    def ask_ahead(self, partitions: Sequence[Partition], *, step: int) -> None:
+        """These partitions were pushed, and backward is running: asks for weights of those pushed before.
+
+        It asks where the shards have all of these pushes by now. Where they have not, the link has enough to
+        do with pushes, which weights would only hold up. They land where those of the version before lay,
+        which nobody reads. `pull` asks for the rest.
+
+        Args:
+            partitions: of the plan, pushed right now.
+            step: the next clock.
+        """
+        if not self._ahead:
+            return
+        pushed = self._pushed if self._pushed_for == step else []
+        if pushed and self.in_flight.wait_acked(pushed, limit_s=0.0):
+            self.memory.part(self.in_flight.versions[0])
+            asked = self.in_flight.ask_ahead(pushed, step)
+            self._send_asked(asked)
+            self.in_flight.note_ahead(asked)
+            pushed = []
+        self._pushed, self._pushed_for = [*pushed, *[it.index for it in partitions]], step
+
     @waits("workers that are behind, further than ssp lets this one run ahead")
     def pass_gate(self, step: int) -> None:
         """Waits until this worker may push this step: until a pull at this clock is answered, or would be.
@@ -428,7 +455,7 @@ class Exchange:
             step=asked.step,
             flags=flags,
             codec=codec,
-            version=int(self._traffic is not None and not flags),  # how long it waits
+            version=int(self._traffic is not None and not flags and not asked.ahead),  # how long it waits
             meta=meta.listed(asked.partitions),
         )
 

@@ -13,7 +13,7 @@ plans.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -40,12 +40,14 @@ class Asked:
         flags: of the PULL.
         nothing: no weights are asked for, only whether the gate is open.
         partitions: in the order in which they are wanted.
+        ahead: the worker is still in the step before, and waits for nothing.
     """
 
     step: int
     flags: int
     nothing: bool
     partitions: tuple[int, ...]
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,7 @@ class InFlight:
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Reading] = []
         self._reading = 0  # who read flat weights now: nothing is asked for that would land there
+        self._spread = 0
         self._told_spread: int | None = None  # over all ranks of a group
         self._awaited: frozenset[int] = frozenset()  # partitions that a part of the model waits for
 
@@ -174,7 +177,7 @@ class InFlight:
     # -- pulls -----------------------------------------------------------------------------------------
 
     def ask(self, step: int, flags: int = 0, *, nothing: bool = False) -> list[Asked | None]:
-        """All weights that are pulled are asked for at this clock; returns what of each shard.
+        """All weights that are pulled are asked for at this clock; returns what of each shard is asked now.
 
         Waits until who reads the weights of the version before has copied them.
 
@@ -190,15 +193,41 @@ class InFlight:
             if not nothing:
                 self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody
             self._raise_failed()
-            self._pulls.ask(self._pulled, step, flags, nothing=nothing)
-            return [self._asked(shard) for shard in range(self._num_shards)]
+            now = self._pulls.ask(self._pulled, step, flags, nothing=nothing)
+            return [self._asked(shard, now) for shard in range(self._num_shards)]
 
-    def _asked(self, shard: int) -> Asked | None:
-        wanted = self._pulls.of_shard(self._shard_of, shard)
+    def ask_ahead(self, partitions: Collection[int], step: int) -> list[Asked | None]:
+        """Says which of these to ask for, by shard, at a clock whose other weights `ask` will ask for.
+
+        They must land where nobody reads. `note_ahead` comes when they have been asked for: see `Pulls`.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        with self._changed:
+            self._raise_failed()
+            now = self._pulls.ask_ahead(self._pulled, partitions, step)
+            return [self._asked(shard, now) for shard in range(self._num_shards)]
+
+    def note_ahead(self, asked: Iterable[Asked | None]) -> None:
+        """These have been asked for."""
+        with self._changed:
+            for it in asked:
+                if it is not None:
+                    self._pulls.note_ahead(it.partitions, it.step)
+
+    def _asked(self, shard: int, only: Collection[int] | None = None) -> Asked | None:
+        wanted = self._pulls.of_shard(self._shard_of, shard, only)
         if not wanted:
             return None
         pulls = self._pulls
-        return Asked(step=pulls.step, flags=pulls.flags, nothing=pulls.nothing, partitions=tuple(wanted))
+        return Asked(
+            step=pulls.step,
+            flags=pulls.flags,
+            nothing=pulls.nothing,
+            ahead=pulls.ahead,
+            partitions=tuple(wanted),
+        )
 
     def expected(self, frame: wire.Frame) -> list[int]:
         """The partitions of this PULLED that are waited for."""
@@ -234,7 +263,7 @@ class InFlight:
                 self.opened = frame.step
                 self.missed += self.step_of(frame.step) - frame.step
                 self._show(frame.version)
-                spread = self.spread
+                spread = self._spread = max(self.versions) - min(self.versions)
                 self._changed.notify_all()
             elif not self._awaited.isdisjoint(expected) and self._pulls.here(self._awaited):
                 self._changed.notify_all()
@@ -410,7 +439,7 @@ class InFlight:
         """Newest minus oldest version over partitions, of the newest weights of which all are known."""
         if self._told_spread is not None:
             return self._told_spread
-        return max(self.versions) - min(self.versions)
+        return self._spread if self._pulls.ahead else max(self.versions) - min(self.versions)
 
     @property
     def evicted(self) -> bool:

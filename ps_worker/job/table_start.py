@@ -229,6 +229,8 @@ class TableStart:
     ) -> Exchange:
         """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
         plan = Plan(spec, self._presence.num_shards)
+        sharing = self._sharing(plan, pulls=pulls)
+        alone = self._group is None and spec.clip_grad_norm is None
         make = partial(
             Exchange,
             table=spec.number,
@@ -257,7 +259,11 @@ class TableStart:
             ),
         )
         try:
-            return make(sharing=self._sharing(plan, pulls=pulls), lends=self._lends and device is None)
+            return make(
+                sharing=sharing,
+                lends=self._lends and device is None,
+                ahead=sharing is Sharing.PRIVATE and alone and self._plain(pulls=pulls),
+            )
         except OSError as error:
             if self._settings.carrier is Carrier.SHM:
                 raise ConfigurationRefused(
@@ -267,7 +273,7 @@ class TableStart:
             return make(sharing=Sharing.PRIVATE)
 
     def _sharing(self, plan: Plan, *, pulls: bool) -> Sharing:
-        plain = pulls and self._settings.consistency.lockstep and not self._presence.joined.ended
+        plain = self._plain(pulls=pulls)
         if not self._shares:
             lends = plain and AVAILABLE and self._settings.shares and self._settings.carrier is Carrier.UDS
             return Sharing.LENT if lends and self._group is None else Sharing.PRIVATE
@@ -275,6 +281,10 @@ class TableStart:
         if worth and plain and can_overlay() and self._presence.can_map():
             return Sharing.MAPPED
         return Sharing.COPIED
+
+    def _plain(self, *, pulls: bool) -> bool:
+        """Whether weights that are pulled are those of the step that all have pushed."""
+        return pulls and self._settings.consistency.lockstep and not self._presence.joined.ended
 
     def _made_again(self, spec: TableSpec) -> _Made | None:
         """This table, if a start of it was interrupted."""

@@ -1,6 +1,6 @@
 """The flat memory of a table on a worker: gradients and weights. Shards on the same host may map both.
 
-    private   nothing is shared
+    private   nothing is shared; where weights come while those before are read, they have two places, too
     lent      nothing is shared, but gradients leave by reference (plain BSP, over a Unix socket)
     copied    shards map both: they read gradients, and write weights where the worker wants them
     mapped    shards map gradients; the worker maps the two halves in which shards have the weights of even
@@ -136,6 +136,24 @@ class TableMemory:
     def watch(self, on_arrival: Callable[[Partition], None]) -> None:
         """This is told of partitions whose weights are here from now on, in place of who was before."""
         self.on_arrival = on_arrival
+
+    def part(self, version: int) -> None:
+        """From now on weights of even and of odd versions lie apart: one is read while the next one comes.
+
+        For memory that is not shared, while no weights are under way. Called again, it does nothing.
+
+        Args:
+            version: of the weights that are here.
+        """
+        if len(self._flats) > 1:
+            return
+        flats = [self.weights, FlatBuckets(self._plan, held=self._held)]
+        self._flats = flats if version % 2 == 0 else flats[::-1]
+
+    @property
+    def apart(self) -> bool:
+        """Whether weights of even and of odd versions lie apart."""
+        return len(self._flats) > 1
 
     def withhold_descriptors(self) -> None:
         """No shard gets descriptors any more; what is laid stays until its weights come as payload."""

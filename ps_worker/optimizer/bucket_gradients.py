@@ -266,6 +266,11 @@ class BucketGradients:
         if not late:
             self.keep()
 
+    @property
+    def early(self) -> bool:
+        """Whether it has left while backward is running."""
+        return self.left and not self._late
+
     @trace.traced("push")
     def push(self, *, step: int, weight: float) -> None:
         """Sends what `copy` has copied and `leave` has made final."""
@@ -274,10 +279,9 @@ class BucketGradients:
         present: Sequence[Sequence[bool]] = self._all
         if absent:
             present = [[index not in absent for index in pieces] for pieces in self._pieces]
-        early = not self._late
-        if early and self._exchange.sums:
+        if self.early and self._exchange.sums:
             self._sent_rows = [self._copied_row(*it) for it in self._sampled()]
-        self._exchange.push(self.partitions, step=step, weight=weight, present=present, early=early)
+        self._exchange.push(self.partitions, step=step, weight=weight, present=present, early=self.early)
 
     def _copied_row(self, index: int, gradient: torch.Tensor) -> torch.Tensor | None:
         """A copy of the row that is compared, as it was sent; None: the gradient lies there itself."""

@@ -143,7 +143,7 @@ class ShownWeights:
             self._versions = self._all.look().versions
         self._trusted = True
         self._pending.clear()
-        if not self._expecting:
+        if not self._expecting or self._memory.apart:
             self._next_window()
         self._expecting = False
 
@@ -155,7 +155,8 @@ class ShownWeights:
         self._memory.stagings.reads_end()
         self._looked = False
         self._pending.update(range(len(self._parameters)))
-        self._next_window()
+        if not self._memory.apart:
+            self._next_window()
         self._expecting = True
 
     def replace(self) -> None:
@@ -201,7 +202,7 @@ class ShownWeights:
 
     def stay(self) -> None:
         """Shows the weights of the version before: not all that were asked for have come, and none will."""
-        if self._expecting and self._memory.mapped:
+        if self._expecting and self._memory.apart:
             self._show(self._memory.shown())
         self._expecting = False
         self._pending.clear()
@@ -311,5 +312,5 @@ class ShownWeights:
 
     def _keep_window(self, partition: Partition) -> None:
         """On a receiving thread, before anybody is told of it, and may write there."""
-        if partition.index == self._window_of:
+        if partition.index == self._window_of and not self._memory.apart:
             self._kept = self._window.clone()

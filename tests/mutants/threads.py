@@ -69,8 +69,8 @@ MUTANTS = (
     Mutant(
         name="what is asked for is listed without the lock",
         file="ps_worker/exchange/in_flight.py",
-        text="            return [self._asked(shard) for shard in range(self._num_shards)]\n",
-        fault="        return [self._asked(shard) for shard in range(self._num_shards)]\n",
+        text="nothing=nothing)\n            return [self._asked(shard, now) for shard in range(self._num_shards)]\n",
+        fault="nothing=nothing)\n        return [self._asked(shard, now) for shard in range(self._num_shards)]\n",
         tests=(f"{TABLE}::test_what_is_asked_for_does_not_change_while_the_question_is_written",),
     ),
     Mutant(

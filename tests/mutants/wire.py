@@ -17,9 +17,84 @@ BEHIND = "tests/unit/ps_server/shard/transport/test_behind.py"
 MACHINE = "tests/unit/ps_server/shard/partition/test_machine.py"
 VERSIONED = "tests/unit/ps_server/shard/optimizer/test_versioned_weights.py"
 KERNELS = "tests/unit/ps_server/shard/optimizer/test_kernels.py"
+AHEAD = "tests/component/wrap/test_weights_ahead.py"
 MONITOR = "tests/unit/ps_worker/exchange/test_in_flight.py"
 
 MUTANTS = (
+    Mutant(
+        name="ahead: all weights are asked for ahead, and shown before the step has asked",
+        file="ps_worker/exchange/pulls.py",
+        text="        return now if len(now) < len(self._unasked) else ()\n",
+        fault="        return now\n",
+        tests=(f"{MONITOR}::test_the_last_ones_of_a_step_are_not_asked_ahead",),
+    ),
+    Mutant(
+        name="ahead: what was asked for ahead is asked for again",
+        file="ps_worker/exchange/pulls.py",
+        text="            rest, self._unasked, self.ahead = self._unasked, set(), False\n            return rest\n",
+        fault="            self._unasked, self.ahead = set(), False\n            return self._missing.keys()\n",
+        tests=(
+            f"{MONITOR}::test_what_is_asked_ahead_is_not_asked_again_and_nothing_is_shown_before_the_rest_was_asked",
+        ),
+    ),
+    Mutant(
+        name="ahead: a new connection asks for what was not asked for yet",
+        file="ps_worker/exchange/pulls.py",
+        text="(it not in self._unasked if only is None else it in only)]\n",
+        fault="(only is None or it in only)]\n",
+        tests=(
+            f"{MONITOR}::test_what_is_asked_ahead_is_not_asked_again_and_nothing_is_shown_before_the_rest_was_asked",
+        ),
+    ),
+    Mutant(
+        name="ahead: what Ctrl-C kept from being asked for ahead is never asked for",
+        file="ps_worker/exchange/in_flight.py",
+        text="            now = self._pulls.ask_ahead(self._pulled, partitions, step)\n",
+        fault="            now = self._pulls.ask_ahead(self._pulled, partitions, step)\n            self._pulls.note_ahead(now, step)\n",
+        tests=(f"{MONITOR}::test_what_was_about_to_be_asked_ahead_is_asked_with_the_rest",),
+    ),
+    Mutant(
+        name="ahead: who joins again goes on with what was asked for ahead",
+        file="ps_worker/exchange/pulls.py",
+        text="        self._missing.clear()\n        self.ahead, self._unasked = False, set()\n",
+        fault="        self._missing.clear()\n",
+        tests=(f"{MONITOR}::test_who_has_joined_again_asks_for_all",),
+    ),
+    Mutant(
+        name="ahead: weights are asked for beside pushes that are on their way",
+        file="ps_worker/exchange/exchange.py",
+        text="        if pushed and self.in_flight.wait_acked(pushed, limit_s=0.0):\n",
+        fault="        if pushed:\n",
+        tests=(f"{AHEAD}::test_nothing_is_asked_ahead_while_pushes_are_on_their_way",),
+    ),
+    Mutant(
+        name="ahead: weights come into those that backward reads",
+        file="ps_worker/exchange/exchange.py",
+        text="            self.memory.part(self.in_flight.versions[0])\n",
+        fault="",
+        tests=(f"{AHEAD}::test_weights_of_layers_that_backward_is_done_with_come_before_it_is_over",),
+    ),
+    Mutant(
+        name="ahead: versions lie apart, and those that are here where the next ones come",
+        file="ps_worker/memory/table_memory.py",
+        text="        self._flats = flats if version % 2 == 0 else flats[::-1]\n",
+        fault="        self._flats = flats[::-1]\n",
+        tests=(f"{AHEAD}::test_weights_of_layers_that_backward_is_done_with_come_before_it_is_over",),
+    ),
+    Mutant(
+        name="ahead: where versions lie apart what is looked at for a script's writes is that of before",
+        file="ps_worker/optimizer/shown_weights.py",
+        text="        if not self._expecting or self._memory.apart:\n",
+        fault="        if not self._expecting:\n",
+        tests=(f"{AHEAD}::test_weights_of_layers_that_backward_is_done_with_come_before_it_is_over",),
+    ),
+    Mutant(
+        name="ahead: over shared memory weights are asked for ahead",
+        file="ps_worker/job/table_start.py",
+        text="ahead=sharing is Sharing.PRIVATE and alone",
+        fault="ahead=alone",
+        tests=(f"{AHEAD}::test_on_one_host_weights_have_one_place_or_are_mapped",),
+    ),
     Mutant(
         name="the kernel's ETIMEDOUT is taken for our own limit",
         file="ps_wire/sockets/frame_socket.py",

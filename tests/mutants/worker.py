@@ -503,7 +503,7 @@ MUTANTS = (
     Mutant(
         name="weights: a window is that of the step before",
         file=WEIGHTS,
-        text="        if partition.index == self._window_of:\n            self._kept = self._window.clone()\n",
+        text="        if partition.index == self._window_of and not self._memory.apart:\n            self._kept = self._window.clone()\n",
         fault="        pass\n",
         tests=(MODULE_WAITS,),
     ),

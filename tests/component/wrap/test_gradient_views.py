@@ -195,6 +195,7 @@ def test_over_tcp_a_step_returns_before_weights_are_here_and_after_gradients_are
         assert arrival_of(optimizer).under_way
         optimizer.zero_grad(set_to_none=False)
         train(model, optimizer, [3])
+        worker.synchronize()
         assert_same(model, alone(lambda _, plain, steps: train(plain, steps, range(4)), seeded(Model), adam))
 
     run_workers(cluster, body, carrier="tcp")

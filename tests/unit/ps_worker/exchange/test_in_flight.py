@@ -42,6 +42,12 @@ def all_come(it: InFlight, *, step: int, version: int) -> None:
         come(it, index, step=step, version=version)
 
 
+def ask_ahead(it: InFlight, partitions: list[int], step: int) -> list[Asked | None]:
+    asked = it.ask_ahead(partitions, step)
+    it.note_ahead(asked)
+    return asked
+
+
 def test_what_is_noted_is_sent_again_to_its_shard_until_it_is_answered():
     it, _ = made()
     frames = [push(index) for index in range(3)]
@@ -68,6 +74,62 @@ def test_what_is_asked_is_told_by_shard_with_first_layers_first():
     assert it.again(1) == ([], None)
     come(it, 2, step=4, version=4)
     assert it.again(0) == ([], Asked(step=4, flags=wire.READ, nothing=False, partitions=(0,)))
+
+
+def test_what_is_asked_ahead_is_not_asked_again_and_nothing_is_shown_before_the_rest_was_asked():
+    it, shown = made()
+    first, second = (Asked(step=4, flags=0, nothing=False, ahead=True, partitions=(at,)) for at in (1, 2))
+    assert ask_ahead(it, [1], 4) == [None, first]
+    assert ask_ahead(it, [1, 2], 4) == [second, None]
+    assert it.again(0)[1] == Asked(step=4, flags=0, nothing=False, ahead=True, partitions=(2,))
+    come(it, 1, step=4, version=4)
+    assert it.versions == [0, 4, 0]
+    assert (shown, it.all_pulled, it.spread) == ([], False, 0)
+    assert it.ask(4) == [Asked(step=4, flags=0, nothing=False, partitions=(0,)), None]
+    come(it, 2, step=4, version=4)
+    come(it, 0, step=4, version=4)
+    assert (shown, it.all_pulled) == ([4], True)
+
+
+def test_the_last_ones_of_a_step_are_not_asked_ahead():
+    it, _ = made()
+    ask_ahead(it, [2, 1], 4)
+    assert ask_ahead(it, [0], 4) == [None, None]
+    assert ask_ahead(it, [0, 1, 2], 4) == [None, None]
+    assert it.ask(4) == [Asked(step=4, flags=0, nothing=False, partitions=(0,)), None]
+
+
+def test_nothing_is_asked_ahead_while_weights_of_before_are_missing():
+    it, _ = made()
+    it.ask(3)
+    assert ask_ahead(it, [1], 4) == [None, None]
+    all_come(it, step=3, version=3)
+    assert ask_ahead(it, [1], 4)[1] is not None
+
+
+def test_what_was_about_to_be_asked_ahead_is_asked_with_the_rest():
+    """Ctrl-C may come in between."""
+    it, _ = made()
+    assert it.ask_ahead([1], 4)[1] is not None
+    assert it.again(1) == ([], None)
+    assert [one and one.partitions for one in it.ask(4)] == [(2, 0), (1,)]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"step": 5}, {"step": 4, "flags": wire.READ}, {"step": 4, "nothing": True}]
+)
+def test_who_asks_for_something_else_asks_for_all_of_it(asked: dict[str, int]):
+    it, _ = made()
+    ask_ahead(it, [1], 4)
+    by_shard = it.ask(**asked)
+    assert [one and one.partitions for one in by_shard] == [(2, 0), (1,)]
+
+
+def test_who_has_joined_again_asks_for_all():
+    it, _ = made()
+    ask_ahead(it, [1], 4)
+    it.forget()
+    assert [one and one.partitions for one in it.ask(4)] == [(2, 0), (1,)]
 
 
 def test_weights_are_shown_once_all_are_here_before_anybody_is_told():
