@@ -406,6 +406,7 @@ LEARNS = """
 import sys, torch, ps_worker as ps
 from torch.utils.data import TensorDataset
 folder, batch_size = sys.argv[1], int(sys.argv[2])
+torch.set_default_dtype(torch.float64)  # else how a processor rounds is seen in elements near zero
 torch.manual_seed(0)
 inputs = torch.randn(64, 6)
 with ps.connect() as worker:
