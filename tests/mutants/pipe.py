@@ -340,4 +340,11 @@ MUTANTS = (
         fault="",
         tests=(f"{CUT}::test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused",),
     ),
+    Mutant(
+        name="late words are heard by whoever waits first, of whichever table they are",
+        file="ps_worker/group/channel.py",
+        text="        if not saying.late:\n            return self._hear_all(saying.mine, {}, late=False)\n",
+        fault="        if True:\n            return self._hear_all(saying.mine, {}, late=saying.late)\n",
+        tests=(f"{TRAFFIC}::test_a_second_table_is_trained_behind_a_first_one_and_in_turn_with_it",),
+    ),
 )
