@@ -115,7 +115,7 @@ class Pipeline:
         own_parameters.materialize(model, kept, self._device, seed)
         own_parameters.move([parts[stage] for stage in self.stages], self._device)
         self._buffers = self._owned_buffers(parts, rank_of)
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # buffers, to rank 0, and which version
+        self._sent: dict[int, torch.Tensor] = {}  # buffers, as rank 0 has them
         self._kinds = [_described(self._buffer(index)) for index in range(len(self._buffers))]
         # Where nothing is to be trained up to the end of a stage, torch's schedule brings no gradient back.
         self._untrained = [
@@ -348,13 +348,16 @@ class Pipeline:
         for index, there in zip(mine, changed.tolist(), strict=True):
             if there:
                 self._check_kind(index)
-                self._send(_flat(self._buffer(index)).clone(), 0)
+                self._send(_flat(self._sent[index]), 0)
 
     def _has_changed(self, index: int) -> bool:
-        buffer = self._buffer(index)
-        seen, version = self._sent.get(index, (None, -1))
-        self._sent[index] = buffer, buffer._version
-        return seen is not buffer or version != buffer._version
+        """Values are compared: the statistics of a BatchNorm change, and the tensor's version does not."""
+        buffer, seen = self._buffer(index).detach(), self._sent.get(index)
+        alike = seen is not None and (seen.dtype, seen.device) == (buffer.dtype, buffer.device)
+        if seen is not None and alike and torch.equal(seen, buffer):
+            return False
+        self._sent[index] = buffer.clone()
+        return True
 
     @torch.no_grad()
     def _take_buffers(self, rank: int) -> None:

@@ -23,6 +23,7 @@ from .servers import Servers, fresh_job
 pytestmark = pytest.mark.integration
 
 STEPS = 5
+ODD = str(Path(__file__).with_name("odd_models_script.py"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -318,3 +319,12 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
         calls = [re.findall(rf"calls {schedule} (\d+)", stage.text) for stage in group]
         assert calls[0] != ["0"], schedule
         assert calls[0] == calls[1] or not theirs, schedule
+
+
+def test_odd_models_come_to_the_bits_of_one_process(spawn: Start, cluster: Servers) -> None:
+    """One after the other in one job; rank 0 has the buffers of all stages as they are now."""
+    rows = ("statistics:1f1b:2",)
+    (group,) = start_stages(spawn, cluster, ODD, *rows, workers=1)
+    assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
+    for stage in group:
+        assert re.findall(r"(?:same|differ) .*", stage.text) == [f"same {row}" for row in rows]

@@ -12,6 +12,7 @@ STAGE, OF_STAGE = "ps_worker/pipeline/stage_module.py", "tests/unit/ps_worker/pi
 HALF = f"{PIPELINES}::test_each_stage_runs_where_its_example_is"
 AGAIN = f"{PIPELINES}::test_a_job_goes_on_in_one_process_and_in_another_number_of_stages"
 TIED = f"{PIPELINES}::test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process"
+ODD = f"{PIPELINES}::test_odd_models_come_to_the_bits_of_one_process"
 
 CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
 LATER = f"{CAPTURE}::test_all_stages_capture_at_one_step_though_they_hear_of_a_cut_a_step_later"
@@ -346,5 +347,12 @@ MUTANTS = (
         text="        if not saying.late:\n            return self._hear_all(saying.mine, {}, late=False)\n",
         fault="        if True:\n            return self._hear_all(saying.mine, {}, late=saying.late)\n",
         tests=(f"{TRAFFIC}::test_a_second_table_is_trained_behind_a_first_one_and_in_turn_with_it",),
+    ),
+    Mutant(
+        name="rank 0 gets the buffers of other stages once",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        if seen is not None and alike and torch.equal(seen, buffer):\n",
+        fault="        if seen is not None and alike:\n",
+        tests=(ODD,),
     ),
 )
