@@ -22,14 +22,15 @@ from ps_wire.process import trace
 from ps_wire.text import one_line
 from ps_worker.group.group import Group
 from ps_worker.group.stage_traffic import StageTable
-from ps_worker.pipeline import own_parameters
+from ps_worker.pipeline import own_parameters, timetable
 from ps_worker.pipeline.blocks import Blocks
-from ps_worker.pipeline.schedules import ranks_of, schedule_of
+from ps_worker.pipeline.schedules import Schedule, ranks_of, schedule_of
 from ps_worker.pipeline.stage_module import CHECKPOINTS, Autocast, StageModule, shapes_of
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 BESIDE_TAG = 1  # of what is sent beside the schedule, whose own is 0
 HOLDERS = 2  # ranks that may hold one parameter
+NO_EXAMPLE = "the example is a batch of the model's inputs: a tensor, or several in a tuple"
 
 
 class Pipeline:
@@ -82,14 +83,14 @@ class Pipeline:
         self._group = group
         self._rank, ranks = group.ranks.rank, group.ranks.size
         self._loss_fn: LossFn | None = None
-        inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+        inputs = _inputs_of(example)
         self._example = [_split(it, microbatches) for it in inputs]
         self._device = inputs[0].device
         self._autocast = Autocast.of_script(self._device.type)
         names = [blocks.names[cut] for cut in cuts]
         wanted = names if asked_cuts is None else [names[0], *asked_cuts]
         self._check_alike(blocks, asked_stages, wanted, schedule, inputs, checkpoint)
-        found = schedule_of(schedule, ranks=ranks, stages=len(cuts), microbatches=microbatches)
+        found = _schedule_of(schedule, ranks, len(cuts), microbatches)
         if checkpoint not in CHECKPOINTS:
             raise PipelineError(f"checkpoint is one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
         self.num_stages = len(cuts)
@@ -496,10 +497,26 @@ class Pipeline:
         return inputs, target
 
 
+def _schedule_of(name: str, ranks: int, stages: int, microbatches: int) -> Schedule:
+    """The schedule of that name, if torch takes so many stages and micro-batches in it."""
+    found = schedule_of(name, ranks=ranks, stages=stages, microbatches=microbatches)
+    timetable.order_of(found, name, ranks=ranks, stages=stages, microbatches=microbatches)
+    return found
+
+
+def _inputs_of(example: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+    if not inputs:
+        raise PipelineError(NO_EXAMPLE)
+    return inputs
+
+
 def _split(example: torch.Tensor, microbatches: int) -> torch.Tensor:
     """The first micro-batch of an example, without values."""
     if not isinstance(example, torch.Tensor) or not example.dim():
-        raise PipelineError("the example is a batch of the model's inputs: a tensor, or several in a tuple")
+        raise PipelineError(NO_EXAMPLE)
+    if microbatches < 1:
+        raise PipelineError(f"microbatches must be >= 1, got {microbatches}")
     size, rest = divmod(len(example), microbatches)
     if rest or not size:
         raise PipelineError(

@@ -1,4 +1,4 @@
-"""Models that are odd in a pipeline, one after the other: each says whether it came to the bits of one process.
+"""Models that are odd in a pipeline, one by one: each says whether it came to the bits of one process.
 
 Arguments: rows of a model's name in `MODELS`, a schedule and the number of stages, with colons between them.
 """

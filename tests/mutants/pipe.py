@@ -355,4 +355,25 @@ MUTANTS = (
         fault="        if seen is not None and alike:\n",
         tests=(ODD,),
     ),
+    Mutant(
+        name="what torch refuses of a schedule is said by torch, with a traceback",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    timetable.order_of(found, name, ",
+        fault="    dict(found=found, name=name, ",
+        tests=(CUT,),
+    ),
+    Mutant(
+        name="pipeline: a division by no micro-batches",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    if microbatches < 1:\n",
+        fault="    if microbatches < 0:\n",
+        tests=(CUT,),
+    ),
+    Mutant(
+        name="pipeline: an example of nothing",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    if not inputs:\n",
+        fault="    if False:\n",
+        tests=(CUT,),
+    ),
 )
