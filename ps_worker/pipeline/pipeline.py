@@ -24,6 +24,7 @@ from ps_worker.group.group import Group
 from ps_worker.group.stage_traffic import StageTable
 from ps_worker.pipeline import own_parameters, timetable
 from ps_worker.pipeline.blocks import Blocks
+from ps_worker.pipeline.halves import can_be_halved
 from ps_worker.pipeline.schedules import Schedule, ranks_of, schedule_of
 from ps_worker.pipeline.stage_module import CHECKPOINTS, Autocast, StageModule, shapes_of
 
@@ -110,7 +111,8 @@ class Pipeline:
         kept = {name for name, of in self._holders.items() if self._rank in of}
         self._check_values(kept)
         parts = [blocks.stage(*span) for span in spans]
-        self._shapes = shapes = shapes_of(parts, self._example, self._autocast)
+        self._shapes, halved = self._pass_through(parts)
+        shapes = self._shapes
         own_parameters.check_first_values(model)
         own_parameters.let_go(model, kept)
         own_parameters.materialize(model, kept, self._device, seed)
@@ -148,6 +150,7 @@ class Pipeline:
                 input_args=shapes[stage],
                 output_args=shapes[stage + 1],
                 group=self._wires,
+                dw_builder=None if halved[stage] else _nothing_later,
             )
             for module, stage in zip(self.modules, self.stages, strict=True)
         ]
@@ -158,6 +161,16 @@ class Pipeline:
             loss_fn=self._loss,
             scale_grads=False,
         )
+
+    def _pass_through(self, parts: Sequence[nn.Module]) -> tuple[list[tuple[torch.Tensor, ...]], list[bool]]:
+        """Gives what passes from stage to stage, without values, and whose backward may be in halves."""
+        halved: list[bool] = []
+
+        def look(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+            stage = len(halved)  # of the first one torch takes none apart
+            halved.append(not stage or can_be_halved(inputs, outputs, last=stage == len(parts) - 1))
+
+        return shapes_of(parts, self._example, self._autocast, look), halved
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -495,6 +508,11 @@ class Pipeline:
                 "micro-batches as the inputs are"
             )
         return inputs, target
+
+
+def _nothing_later() -> Callable[..., None]:
+    """Where torch would do the first half of a backward, it was whole."""
+    return lambda: None
 
 
 def _schedule_of(name: str, ranks: int, stages: int, microbatches: int) -> Schedule:

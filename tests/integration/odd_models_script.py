@@ -29,7 +29,34 @@ class Statistics(nn.Sequential):
         super().__init__(*parts, nn.Linear(8, 3))
 
 
-MODELS = {"statistics": Statistics}
+class Sideways(nn.Module):
+    """What goes on from one stage does not depend on what came to it; in another a weight is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = layers(6), nn.Linear(8, 3)
+        self.shift, self.scale = (nn.Parameter(torch.randn(8)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, block in enumerate(self.blocks):
+            x = x + block(x).tanh()
+            if index == 2:
+                shift = self.shift.tanh()
+            if index in (4, 5):
+                x = x * self.scale
+        return self.head(x + shift)
+
+
+class Frozen(nn.Sequential):
+    """The third of four stages is trained, and nothing before."""
+
+    def __init__(self) -> None:
+        super().__init__(*layers(6), nn.Linear(8, 3))
+        for index in range(4):
+            self[index].requires_grad_(False)
+
+
+MODELS = {"statistics": Statistics, "sideways": Sideways, "frozen": Frozen}
 
 
 def alone(model: nn.Module, inputs: Tensor, target: Tensor) -> None:

@@ -322,8 +322,11 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
 
 
 def test_odd_models_come_to_the_bits_of_one_process(spawn: Start, cluster: Servers) -> None:
-    """One after the other in one job; rank 0 has the buffers of all stages as they are now."""
-    rows = ("statistics:1f1b:2",)
+    """One after the other in one job; rank 0 has the buffers of all stages as they are now.
+
+    Backwards of stages that torch takes apart to gradients of some weights alone are whole.
+    """
+    rows = ("statistics:1f1b:2", "sideways:zero-bubble:4", "frozen:zero-bubble-v:4")
     (group,) = start_stages(spawn, cluster, ODD, *rows, workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     for stage in group:

@@ -376,4 +376,25 @@ MUTANTS = (
         fault="    if False:\n",
         tests=(CUT,),
     ),
+    Mutant(
+        name="all backwards are taken apart, as torch does it",
+        file="ps_worker/pipeline/pipeline.py",
+        text="dw_builder=None if halved[stage] else _nothing_later",
+        fault="dw_builder=None",
+        tests=(ODD,),
+    ),
+    Mutant(
+        name="a backward is taken apart though a weight is used twice",
+        file="ps_worker/pipeline/halves.py",
+        text="    return all(count == 1 for count in met.values())\n",
+        fault="    return True\n",
+        tests=("tests/unit/ps_worker/pipeline/test_halves.py",),
+    ),
+    Mutant(
+        name="a backward is taken apart though no input leads to an output",
+        file="ps_worker/pipeline/halves.py",
+        text="    if bare and not (last and len(bare) < len(roots)):\n",
+        fault="    if False:\n",
+        tests=("tests/unit/ps_worker/pipeline/test_halves.py",),
+    ),
 )
