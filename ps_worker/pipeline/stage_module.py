@@ -181,13 +181,15 @@ def _pass_through(
                 stage=number,
             ) from error
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        if number < len(stages) - 1 and not all(isinstance(it, torch.Tensor) for it in outs):
+        if not all(isinstance(it, torch.Tensor) for it in outs):
             kinds = ", ".join(type(it).__name__ for it in outs)
-            raise PipelineError(f"stage {number} gives {kinds}, and only tensors go on", stage=number)
-        seen(args, [it for it in outs if isinstance(it, torch.Tensor)])
-        args = tuple(
-            it.detach().requires_grad_(it.requires_grad) for it in outs if isinstance(it, torch.Tensor)
-        )
+            raise PipelineError(
+                f"stage {number} gives {kinds}, and stages give tensors: a model gives one, or several in "
+                "a tuple",
+                stage=number,
+            )
+        seen(args, outs)
+        args = tuple(it.detach().requires_grad_(it.requires_grad) for it in outs)
         shapes.append(args)
     return shapes
 

@@ -397,4 +397,11 @@ MUTANTS = (
         fault="    if False:\n",
         tests=("tests/unit/ps_worker/pipeline/test_halves.py",),
     ),
+    Mutant(
+        name="a model may give what is no tensor, and torch's schedule ends in its first step",
+        file=STAGE,
+        text="        if not all(isinstance(it, torch.Tensor) for it in outs):\n",
+        fault="        if number < len(stages) - 1 and not all(isinstance(it, torch.Tensor) for it in outs):\n",
+        tests=(OF_STAGE,),
+    ),
 )
