@@ -208,7 +208,11 @@ class _OneDtype(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _without_values(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    """Laid out alike, unless elements share a place, as `expand` has them: nothing is received there."""
+    if 0 in tensor.stride():
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    else:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return made.requires_grad_(tensor.requires_grad)
 
 

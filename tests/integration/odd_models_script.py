@@ -56,7 +56,21 @@ class Frozen(nn.Sequential):
             self[index].requires_grad_(False)
 
 
-MODELS = {"statistics": Statistics, "sideways": Sideways, "frozen": Frozen}
+class Wide(nn.Module):
+    """What goes from stage to stage has several elements in one place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks, self.head = nn.Linear(8, 1), layers(4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.first(x).expand(-1, 8)
+        for block in self.blocks:
+            x = block(x) + wide
+        return self.head(x)
+
+
+MODELS = {"statistics": Statistics, "sideways": Sideways, "frozen": Frozen, "wide": Wide}
 
 
 def alone(model: nn.Module, inputs: Tensor, target: Tensor) -> None:

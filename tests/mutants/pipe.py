@@ -404,4 +404,11 @@ MUTANTS = (
         fault="        if number < len(stages) - 1 and not all(isinstance(it, torch.Tensor) for it in outs):\n",
         tests=(OF_STAGE,),
     ),
+    Mutant(
+        name="what is received has elements that share a place",
+        file=STAGE,
+        text="    if 0 in tensor.stride():\n",
+        fault="    if False:\n",
+        tests=(ODD,),
+    ),
 )
