@@ -493,6 +493,12 @@ class Pipeline:
             raise PipelineError(
                 f"pipeline.step() takes {len(self._example)} inputs and a target, got {len(batch)} tensors"
             )
+        for one in batch:
+            if not isinstance(one, torch.Tensor):
+                raise PipelineError(
+                    "pipeline.step() takes inputs and a target that are tensors, as each is cut into "
+                    f"micro-batches, got a {type(one).__name__}"
+                )
         *inputs, target = batch
         for given, parts in zip(inputs, self._example, strict=True):
             shape = [parts.shape[0] * self.microbatches, *parts.shape[1:]]

@@ -283,6 +283,10 @@ with ps.connect() as worker:
         except ps.PsError as error:
             print("refused", error, flush=True)
     try:
+        pipe.step(y, (y, y), loss_fn=torch.nn.functional.mse_loss)
+    except ps.PsError as error:
+        print("refused", error, flush=True)
+    try:
         with torch.autocast("cpu", torch.bfloat16):
             pipe.evaluate(y, y, loss_fn=torch.nn.functional.mse_loss)
     except ps.PsError as error:
@@ -312,6 +316,10 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     )
     assert "refused parameter '0.weight' is to be trained, and when" in group[0].text
     assert all("refused worker.pipeline() was called under no autocast" in stage.text for stage in group)
+    assert all(
+        "a target that are tensors, as each is cut into micro-batches, got a tuple" in stage.text
+        for stage in group
+    )
     tied = ["embedding.weight", "head.weight"]
     for schedule, theirs in (("interleaved1f1b", tied), ("zero-bubble", tied), ("zero-bubble-v", [])):
         assert f"close {schedule} {tied}" in group[0].text

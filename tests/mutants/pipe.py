@@ -411,4 +411,11 @@ MUTANTS = (
         fault="    if False:\n",
         tests=(ODD,),
     ),
+    Mutant(
+        name="a target of a pipeline that is no tensor is an AttributeError",
+        file="ps_worker/pipeline/pipeline.py",
+        text="            if not isinstance(one, torch.Tensor):\n",
+        fault="            if False:\n",
+        tests=(TIED,),
+    ),
 )
