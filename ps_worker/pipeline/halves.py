@@ -2,7 +2,8 @@
 
 Torch computes the second half from where the ways of weights meet those of the inputs. A way that never does,
 to an output that no input leads to, is left out, and the weights on it get no gradient. Where the ways of one
-weight meet those of the inputs twice, the part between is gone through twice. Nothing is said of either.
+weight meet those of the inputs twice, the part between is gone through twice. Nothing is said of either. It
+also detaches outputs in place, which views do not permit.
 
 It must not know schedules.
 """
@@ -25,6 +26,8 @@ def can_be_halved(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor
         outputs: that it gave, with their graph.
         last: a loss is made of the outputs, so that they meet in it.
     """
+    if not last and any(it._is_view() for it in outputs):
+        return False
     roots = [_node_of(it) for it in outputs if it.requires_grad]
     fed = _fed({_node_of(it) for it in inputs if it.requires_grad}, roots)
     bare = [it for it in roots if it not in fed]

@@ -559,7 +559,7 @@ def _one_number(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         gave = _described(loss) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise PipelineError(f"loss_fn gives one number, a tensor: the mean of a micro-batch. It gave {gave}")
-    return loss
+    return loss.clone() if loss._is_view() else loss  # schedules may detach it in place
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:

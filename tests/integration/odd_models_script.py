@@ -14,7 +14,11 @@ from torch import Tensor, nn
 import ps_worker as ps
 
 MICROBATCHES, BATCH, STEPS = 4, 8, 3
-LOSS = nn.functional.mse_loss
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """A view, too."""
+    return nn.functional.mse_loss(output, target).unsqueeze(0)[0]
 
 
 def layers(count: int) -> nn.ModuleList:
@@ -70,13 +74,31 @@ class Wide(nn.Module):
         return self.head(x)
 
 
-MODELS = {"statistics": Statistics, "sideways": Sideways, "frozen": Frozen, "wide": Wide}
+class Turning(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).t().contiguous().t()
+
+
+class Turned(nn.Sequential):
+    """Stages give views."""
+
+    def __init__(self) -> None:
+        super().__init__(*(Turning(8, 8) for _ in range(4)), nn.Linear(8, 3))
+
+
+MODELS = {
+    "statistics": Statistics,
+    "sideways": Sideways,
+    "frozen": Frozen,
+    "wide": Wide,
+    "turned": Turned,
+}
 
 
 def alone(model: nn.Module, inputs: Tensor, target: Tensor) -> None:
     """The gradients of a batch in one process, in the order of a pipeline."""
     for part, wanted in zip(inputs.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True):
-        LOSS(model(part), wanted).backward()
+        loss_of(model(part), wanted).backward()
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.div_(MICROBATCHES)
@@ -102,11 +124,11 @@ def main() -> None:
             for batch in batches:
                 for optimizer in (wrapped, reference):
                     optimizer.zero_grad()
-                pipe.step(*batch, loss_fn=LOSS)
+                pipe.step(*batch, loss_fn=loss_of)
                 alone(other, *batch)
                 for optimizer in (wrapped, reference):
                     optimizer.step()
-            pipe.evaluate(*batches[0], loss_fn=LOSS)
+            pipe.evaluate(*batches[0], loss_fn=loss_of)
             for part in batches[0][0].chunk(MICROBATCHES):
                 other(part)
             has, whole = pipe.state_dict(), other.state_dict()

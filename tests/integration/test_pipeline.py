@@ -334,7 +334,13 @@ def test_odd_models_come_to_the_bits_of_one_process(spawn: Start, cluster: Serve
 
     Backwards of stages that torch takes apart to gradients of some weights alone are whole.
     """
-    rows = ("statistics:1f1b:2", "sideways:zero-bubble:4", "frozen:zero-bubble-v:4", "wide:gpipe:2")
+    rows = (
+        "statistics:1f1b:2",
+        "sideways:zero-bubble:4",
+        "frozen:zero-bubble-v:4",
+        "wide:gpipe:2",
+        "turned:zero-bubble:4",
+    )
     (group,) = start_stages(spawn, cluster, ODD, *rows, workers=1)
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     for stage in group:

@@ -418,4 +418,18 @@ MUTANTS = (
         fault="            if False:\n",
         tests=(TIED,),
     ),
+    Mutant(
+        name="a backward is taken apart where a stage gives a view",
+        file="ps_worker/pipeline/halves.py",
+        text="    if not last and any(it._is_view() for it in outputs):\n",
+        fault="    if False:\n",
+        tests=(ODD,),
+    ),
+    Mutant(
+        name="a loss that is a view ends zero-bubble schedules",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    return loss.clone() if loss._is_view() else loss  #",
+        fault="    return loss  #",
+        tests=(ODD,),
+    ),
 )
