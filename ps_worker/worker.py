@@ -143,8 +143,8 @@ class Worker:
             model: on the CPU or the meta device, the same on all stages.
             example: the model's inputs of one batch; all batches have its shapes, and its device, on which
                 this process's stages run: each process may have a GPU of its own.
-            microbatches: parts of each batch that go through the stages one after the other; one is the naive
-                split.
+            microbatches: parts of each batch that go through the stages one after the other; one, with
+                schedule "gpipe", is the naive split.
             schedule: "gpipe", "1f1b", "interleaved1f1b", "zero-bubble" or "zero-bubble-v", as torch has them.
             stages: of the pipeline. Default: one for each process; interleaved schedules take a multiple.
             cuts: the name of the first block of each stage but the first. Default: they are computed, so that

@@ -79,10 +79,12 @@ class Saying:
     Attributes:
         mine: it.
         late: others may hear it after what was said since.
+        number: of what this rank has said to be heard late.
     """
 
     mine: Said
     late: bool
+    number: int = 0
 
 
 class _Outcome:
@@ -131,6 +133,11 @@ class Channel:
         self._others = range(1, ranks.size)
         # What was heard before it was waited for, by rank, and whether it is late.
         self._kept: defaultdict[tuple[int, bool], deque[Said]] = defaultdict(deque)
+        # Of what this rank has said to be heard late: what it has not heard of others yet, in order, and what
+        # it has, by number, before it was waited for.
+        self._late: deque[Saying] = deque()
+        self._late_heard: dict[int, list[Said]] = {}
+        self._late_said = 0
         self._place: tuple[Saying, int] | None = None  # and the thread that stands there
         abort.when_set(lambda _: lines.wake())
         self._thread = watched.thread("ps-group", self._work, log=logger, failed=self._failed)
@@ -210,7 +217,11 @@ class Channel:
             for rank in self._all_others:
                 for part in _written(mine, late=late):
                     self._lines.queue(rank, part)
-        return Saying(mine, late)
+        if not late:
+            return Saying(mine, late)
+        self._late_said += 1
+        self._late.append(Saying(mine, late, self._late_said))
+        return self._late[-1]
 
     def stand(self, what: str) -> None:
         """This rank's script is there, and waits for others elsewhere: with the next exchange all compare.
@@ -256,8 +267,17 @@ class Channel:
             return all(self._has_said(rank) for rank in self._all_others)
 
     def hear_all(self, saying: Saying) -> list[Said]:
-        """Waits until all ranks have said theirs; see `share`."""
-        return self._hear_all(saying.mine, {}, late=saying.late)
+        """Waits until all ranks have said theirs; see `share`.
+
+        What is late is waited for by whom it concerns, of two tables in any order: what all have said before
+        it is heard first, and kept.
+        """
+        if not saying.late:
+            return self._hear_all(saying.mine, {}, late=False)
+        while saying.number not in self._late_heard:
+            first = self._late.popleft()
+            self._late_heard[first.number] = self._hear_all(first.mine, {}, late=True)
+        return self._late_heard.pop(saying.number)
 
     @property
     def _all_others(self) -> list[int]:

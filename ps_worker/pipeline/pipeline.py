@@ -22,14 +22,16 @@ from ps_wire.process import trace
 from ps_wire.text import one_line
 from ps_worker.group.group import Group
 from ps_worker.group.stage_traffic import StageTable
-from ps_worker.pipeline import own_parameters
+from ps_worker.pipeline import own_parameters, timetable
 from ps_worker.pipeline.blocks import Blocks
-from ps_worker.pipeline.schedules import ranks_of, schedule_of
+from ps_worker.pipeline.halves import can_be_halved
+from ps_worker.pipeline.schedules import Schedule, ranks_of, schedule_of
 from ps_worker.pipeline.stage_module import CHECKPOINTS, Autocast, StageModule, shapes_of
 
 LossFn = Callable[[Any, Any], torch.Tensor]
 BESIDE_TAG = 1  # of what is sent beside the schedule, whose own is 0
 HOLDERS = 2  # ranks that may hold one parameter
+NO_EXAMPLE = "the example is a batch of the model's inputs: a tensor, or several in a tuple"
 
 
 class Pipeline:
@@ -82,14 +84,14 @@ class Pipeline:
         self._group = group
         self._rank, ranks = group.ranks.rank, group.ranks.size
         self._loss_fn: LossFn | None = None
-        inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+        inputs = _inputs_of(example)
         self._example = [_split(it, microbatches) for it in inputs]
         self._device = inputs[0].device
         self._autocast = Autocast.of_script(self._device.type)
         names = [blocks.names[cut] for cut in cuts]
         wanted = names if asked_cuts is None else [names[0], *asked_cuts]
         self._check_alike(blocks, asked_stages, wanted, schedule, inputs, checkpoint)
-        found = schedule_of(schedule, ranks=ranks, stages=len(cuts), microbatches=microbatches)
+        found = _schedule_of(schedule, ranks, len(cuts), microbatches)
         if checkpoint not in CHECKPOINTS:
             raise PipelineError(f"checkpoint is one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
         self.num_stages = len(cuts)
@@ -109,13 +111,14 @@ class Pipeline:
         kept = {name for name, of in self._holders.items() if self._rank in of}
         self._check_values(kept)
         parts = [blocks.stage(*span) for span in spans]
-        self._shapes = shapes = shapes_of(parts, self._example, self._autocast)
+        self._shapes, halved = self._pass_through(parts)
+        shapes = self._shapes
         own_parameters.check_first_values(model)
         own_parameters.let_go(model, kept)
         own_parameters.materialize(model, kept, self._device, seed)
         own_parameters.move([parts[stage] for stage in self.stages], self._device)
         self._buffers = self._owned_buffers(parts, rank_of)
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # buffers, to rank 0, and which version
+        self._sent: dict[int, torch.Tensor] = {}  # buffers, as rank 0 has them
         self._kinds = [_described(self._buffer(index)) for index in range(len(self._buffers))]
         # Where nothing is to be trained up to the end of a stage, torch's schedule brings no gradient back.
         self._untrained = [
@@ -147,6 +150,7 @@ class Pipeline:
                 input_args=shapes[stage],
                 output_args=shapes[stage + 1],
                 group=self._wires,
+                dw_builder=None if halved[stage] else _nothing_later,
             )
             for module, stage in zip(self.modules, self.stages, strict=True)
         ]
@@ -157,6 +161,16 @@ class Pipeline:
             loss_fn=self._loss,
             scale_grads=False,
         )
+
+    def _pass_through(self, parts: Sequence[nn.Module]) -> tuple[list[tuple[torch.Tensor, ...]], list[bool]]:
+        """Gives what passes from stage to stage, without values, and whose backward may be in halves."""
+        halved: list[bool] = []
+
+        def look(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+            stage = len(halved)  # of the first one torch takes none apart
+            halved.append(not stage or can_be_halved(inputs, outputs, last=stage == len(parts) - 1))
+
+        return shapes_of(parts, self._example, self._autocast, look), halved
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -348,13 +362,16 @@ class Pipeline:
         for index, there in zip(mine, changed.tolist(), strict=True):
             if there:
                 self._check_kind(index)
-                self._send(_flat(self._buffer(index)).clone(), 0)
+                self._send(_flat(self._sent[index]), 0)
 
     def _has_changed(self, index: int) -> bool:
-        buffer = self._buffer(index)
-        seen, version = self._sent.get(index, (None, -1))
-        self._sent[index] = buffer, buffer._version
-        return seen is not buffer or version != buffer._version
+        """Values are compared: the statistics of a BatchNorm change, and the tensor's version does not."""
+        buffer, seen = self._buffer(index).detach(), self._sent.get(index)
+        alike = seen is not None and (seen.dtype, seen.device) == (buffer.dtype, buffer.device)
+        if seen is not None and alike and torch.equal(seen, buffer):
+            return False
+        self._sent[index] = buffer.clone()
+        return True
 
     @torch.no_grad()
     def _take_buffers(self, rank: int) -> None:
@@ -476,6 +493,12 @@ class Pipeline:
             raise PipelineError(
                 f"pipeline.step() takes {len(self._example)} inputs and a target, got {len(batch)} tensors"
             )
+        for one in batch:
+            if not isinstance(one, torch.Tensor):
+                raise PipelineError(
+                    "pipeline.step() takes inputs and a target that are tensors, as each is cut into "
+                    f"micro-batches, got a {type(one).__name__}"
+                )
         *inputs, target = batch
         for given, parts in zip(inputs, self._example, strict=True):
             shape = [parts.shape[0] * self.microbatches, *parts.shape[1:]]
@@ -493,10 +516,31 @@ class Pipeline:
         return inputs, target
 
 
+def _nothing_later() -> Callable[..., None]:
+    """Where torch would do the first half of a backward, it was whole."""
+    return lambda: None
+
+
+def _schedule_of(name: str, ranks: int, stages: int, microbatches: int) -> Schedule:
+    """The schedule of that name, if torch takes so many stages and micro-batches in it."""
+    found = schedule_of(name, ranks=ranks, stages=stages, microbatches=microbatches)
+    timetable.order_of(found, name, ranks=ranks, stages=stages, microbatches=microbatches)
+    return found
+
+
+def _inputs_of(example: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+    if not inputs:
+        raise PipelineError(NO_EXAMPLE)
+    return inputs
+
+
 def _split(example: torch.Tensor, microbatches: int) -> torch.Tensor:
     """The first micro-batch of an example, without values."""
     if not isinstance(example, torch.Tensor) or not example.dim():
-        raise PipelineError("the example is a batch of the model's inputs: a tensor, or several in a tuple")
+        raise PipelineError(NO_EXAMPLE)
+    if microbatches < 1:
+        raise PipelineError(f"microbatches must be >= 1, got {microbatches}")
     size, rest = divmod(len(example), microbatches)
     if rest or not size:
         raise PipelineError(
@@ -515,7 +559,7 @@ def _one_number(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         gave = _described(loss) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise PipelineError(f"loss_fn gives one number, a tensor: the mean of a micro-batch. It gave {gave}")
-    return loss
+    return loss.clone() if loss._is_view() else loss  # schedules may detach it in place
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ It must not know ranks or sockets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ps_wire.errors import PipelineError
 
+Seen = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
 CHECKPOINTS = ("never", "always", "except_last")
 _aten = torch.ops.aten
 MIXED = {torch.float16, torch.bfloat16, torch.float32}  # autocast may bring them together
@@ -132,7 +133,10 @@ class StageModule(nn.Module):
 
 
 def shapes_of(
-    stages: Sequence[nn.Module], example: Sequence[torch.Tensor], autocast: Autocast
+    stages: Sequence[nn.Module],
+    example: Sequence[torch.Tensor],
+    autocast: Autocast,
+    seen: Seen = lambda _inputs, _outputs: None,
 ) -> list[tuple[torch.Tensor, ...]]:
     """The inputs of each stage and the outputs of the last, without values: on the meta device.
 
@@ -141,6 +145,7 @@ def shapes_of(
         example: the inputs of one micro-batch.
         autocast: in which stages run. Under it tensors are torch's fake ones: it passes those on the meta
             device by.
+        seen: told of the inputs and outputs of each stage in turn, with their graph.
 
     Raises:
         PipelineError: a stage does not run with what it gets, or gives what is no tensor.
@@ -153,12 +158,12 @@ def shapes_of(
             inside.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             inside.enter_context(autocast.forward(cached=False))
             device = autocast.device
-        found = _pass_through(stages, example, device)
+        found = _pass_through(stages, example, device, seen)
     return [tuple(_without_values(it, "meta") for it in of) for of in found]
 
 
 def _pass_through(
-    stages: Sequence[nn.Module], example: Sequence[torch.Tensor], device: str
+    stages: Sequence[nn.Module], example: Sequence[torch.Tensor], device: str, seen: Seen
 ) -> list[tuple[torch.Tensor, ...]]:
     """The inputs of each stage, and the outputs of the last, on that device."""
     args = tuple(_without_values(it, device) for it in example)
@@ -176,12 +181,15 @@ def _pass_through(
                 stage=number,
             ) from error
         outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        if number < len(stages) - 1 and not all(isinstance(it, torch.Tensor) for it in outs):
+        if not all(isinstance(it, torch.Tensor) for it in outs):
             kinds = ", ".join(type(it).__name__ for it in outs)
-            raise PipelineError(f"stage {number} gives {kinds}, and only tensors go on", stage=number)
-        args = tuple(
-            it.detach().requires_grad_(it.requires_grad) for it in outs if isinstance(it, torch.Tensor)
-        )
+            raise PipelineError(
+                f"stage {number} gives {kinds}, and stages give tensors: a model gives one, or several in "
+                "a tuple",
+                stage=number,
+            )
+        seen(args, outs)
+        args = tuple(it.detach().requires_grad_(it.requires_grad) for it in outs)
         shapes.append(args)
     return shapes
 
@@ -200,7 +208,11 @@ class _OneDtype(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _without_values(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    """Laid out alike, unless elements share a place, as `expand` has them: nothing is received there."""
+    if 0 in tensor.stride():
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    else:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return made.requires_grad_(tensor.requires_grad)
 
 

@@ -88,7 +88,8 @@ def order_of(schedule: Schedule, name: str, *, ranks: int, stages: int, microbat
         return of_torch(schedule.make, ranks, stages, microbatches)
     if name == "1f1b" and microbatches < stages:
         raise PipelineError(
-            f"1f1b takes at least as many micro-batches as stages, got {microbatches} for {stages} stages"
+            f"1f1b takes at least as many micro-batches as stages, got {microbatches} for {stages} stages: "
+            "take more, or schedule gpipe"
         )
     return RULES[name](stages, microbatches)
 

@@ -23,6 +23,7 @@ from .servers import Servers, fresh_job
 pytestmark = pytest.mark.integration
 
 STEPS = 5
+ODD = str(Path(__file__).with_name("odd_models_script.py"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -282,6 +283,10 @@ with ps.connect() as worker:
         except ps.PsError as error:
             print("refused", error, flush=True)
     try:
+        pipe.step(y, (y, y), loss_fn=torch.nn.functional.mse_loss)
+    except ps.PsError as error:
+        print("refused", error, flush=True)
+    try:
         with torch.autocast("cpu", torch.bfloat16):
             pipe.evaluate(y, y, loss_fn=torch.nn.functional.mse_loss)
     except ps.PsError as error:
@@ -311,6 +316,10 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
     )
     assert "refused parameter '0.weight' is to be trained, and when" in group[0].text
     assert all("refused worker.pipeline() was called under no autocast" in stage.text for stage in group)
+    assert all(
+        "a target that are tensors, as each is cut into micro-batches, got a tuple" in stage.text
+        for stage in group
+    )
     tied = ["embedding.weight", "head.weight"]
     for schedule, theirs in (("interleaved1f1b", tied), ("zero-bubble", tied), ("zero-bubble-v", [])):
         assert f"close {schedule} {tied}" in group[0].text
@@ -318,3 +327,21 @@ def test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_pr
         calls = [re.findall(rf"calls {schedule} (\d+)", stage.text) for stage in group]
         assert calls[0] != ["0"], schedule
         assert calls[0] == calls[1] or not theirs, schedule
+
+
+def test_odd_models_come_to_the_bits_of_one_process(spawn: Start, cluster: Servers) -> None:
+    """One after the other in one job; rank 0 has the buffers of all stages as they are now.
+
+    Backwards of stages that torch takes apart to gradients of some weights alone are whole.
+    """
+    rows = (
+        "statistics:1f1b:2",
+        "sideways:zero-bubble:4",
+        "frozen:zero-bubble-v:4",
+        "wide:gpipe:2",
+        "turned:zero-bubble:4",
+    )
+    (group,) = start_stages(spawn, cluster, ODD, *rows, workers=1)
+    assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
+    for stage in group:
+        assert re.findall(r"(?:same|differ) .*", stage.text) == [f"same {row}" for row in rows]

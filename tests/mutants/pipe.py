@@ -12,6 +12,7 @@ STAGE, OF_STAGE = "ps_worker/pipeline/stage_module.py", "tests/unit/ps_worker/pi
 HALF = f"{PIPELINES}::test_each_stage_runs_where_its_example_is"
 AGAIN = f"{PIPELINES}::test_a_job_goes_on_in_one_process_and_in_another_number_of_stages"
 TIED = f"{PIPELINES}::test_tied_weights_and_several_stages_on_a_rank_are_close_to_a_step_in_one_process"
+ODD = f"{PIPELINES}::test_odd_models_come_to_the_bits_of_one_process"
 
 CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
 LATER = f"{CAPTURE}::test_all_stages_capture_at_one_step_though_they_hear_of_a_cut_a_step_later"
@@ -339,5 +340,96 @@ MUTANTS = (
         text="        self._check_values(kept)\n",
         fault="",
         tests=(f"{CUT}::test_a_model_that_a_pipeline_before_has_cut_otherwise_is_refused",),
+    ),
+    Mutant(
+        name="late words are heard by whoever waits first, of whichever table they are",
+        file="ps_worker/group/channel.py",
+        text="        if not saying.late:\n            return self._hear_all(saying.mine, {}, late=False)\n",
+        fault="        if True:\n            return self._hear_all(saying.mine, {}, late=saying.late)\n",
+        tests=(f"{TRAFFIC}::test_a_second_table_is_trained_behind_a_first_one_and_in_turn_with_it",),
+    ),
+    Mutant(
+        name="rank 0 gets the buffers of other stages once",
+        file="ps_worker/pipeline/pipeline.py",
+        text="        if seen is not None and alike and torch.equal(seen, buffer):\n",
+        fault="        if seen is not None and alike:\n",
+        tests=(ODD,),
+    ),
+    Mutant(
+        name="what torch refuses of a schedule is said by torch, with a traceback",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    timetable.order_of(found, name, ",
+        fault="    dict(found=found, name=name, ",
+        tests=(CUT,),
+    ),
+    Mutant(
+        name="pipeline: a division by no micro-batches",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    if microbatches < 1:\n",
+        fault="    if microbatches < 0:\n",
+        tests=(CUT,),
+    ),
+    Mutant(
+        name="pipeline: an example of nothing",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    if not inputs:\n",
+        fault="    if False:\n",
+        tests=(CUT,),
+    ),
+    Mutant(
+        name="all backwards are taken apart, as torch does it",
+        file="ps_worker/pipeline/pipeline.py",
+        text="dw_builder=None if halved[stage] else _nothing_later",
+        fault="dw_builder=None",
+        tests=(ODD,),
+    ),
+    Mutant(
+        name="a backward is taken apart though a weight is used twice",
+        file="ps_worker/pipeline/halves.py",
+        text="    return all(count == 1 for count in met.values())\n",
+        fault="    return True\n",
+        tests=("tests/unit/ps_worker/pipeline/test_halves.py",),
+    ),
+    Mutant(
+        name="a backward is taken apart though no input leads to an output",
+        file="ps_worker/pipeline/halves.py",
+        text="    if bare and not (last and len(bare) < len(roots)):\n",
+        fault="    if False:\n",
+        tests=("tests/unit/ps_worker/pipeline/test_halves.py",),
+    ),
+    Mutant(
+        name="a model may give what is no tensor, and torch's schedule ends in its first step",
+        file=STAGE,
+        text="        if not all(isinstance(it, torch.Tensor) for it in outs):\n",
+        fault="        if number < len(stages) - 1 and not all(isinstance(it, torch.Tensor) for it in outs):\n",
+        tests=(OF_STAGE,),
+    ),
+    Mutant(
+        name="what is received has elements that share a place",
+        file=STAGE,
+        text="    if 0 in tensor.stride():\n",
+        fault="    if False:\n",
+        tests=(ODD,),
+    ),
+    Mutant(
+        name="a target of a pipeline that is no tensor is an AttributeError",
+        file="ps_worker/pipeline/pipeline.py",
+        text="            if not isinstance(one, torch.Tensor):\n",
+        fault="            if False:\n",
+        tests=(TIED,),
+    ),
+    Mutant(
+        name="a backward is taken apart where a stage gives a view",
+        file="ps_worker/pipeline/halves.py",
+        text="    if not last and any(it._is_view() for it in outputs):\n",
+        fault="    if False:\n",
+        tests=(ODD,),
+    ),
+    Mutant(
+        name="a loss that is a view ends zero-bubble schedules",
+        file="ps_worker/pipeline/pipeline.py",
+        text="    return loss.clone() if loss._is_view() else loss  #",
+        fault="    return loss  #",
+        tests=(ODD,),
     ),
 )

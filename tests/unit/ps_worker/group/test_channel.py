@@ -235,6 +235,21 @@ def test_what_is_said_for_later_is_heard_in_its_order_whatever_else_is_exchanged
     assert found == [[[0, 10, 20], [100, 101, 102], [1, 11, 21]]] * 3
 
 
+def test_what_is_said_for_later_is_heard_whichever_of_it_is_waited_for_first() -> None:
+    """One of two tables may not be trained for a while, or never again."""
+
+    def script(rank: int) -> list[list[int]]:
+        channel = group.channels[rank]
+        sayings = [channel.say(f"later {it}", {"n": 10 * rank + it}) for it in range(4)]
+        heard = [channel.hear_all(sayings[it]) for it in (2, 0, 1)]
+        return [[one.fields["n"] for one in every] for every in heard]
+
+    with town(2) as group:
+        found = group.run(script)
+
+    assert found == [[[2, 12], [0, 10], [1, 11]]] * 2
+
+
 def test_tensors_cross_each_other_and_arrive_in_the_order_in_which_they_are_sent() -> None:
     def script(rank: int) -> list[torch.Tensor]:
         others = [it for it in range(3) if it != rank]

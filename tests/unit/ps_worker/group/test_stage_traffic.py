@@ -38,7 +38,12 @@ class Table:
     """
 
     def __init__(
-        self, group: Town, plan: Plan, holders: Sequence[Sequence[int]], consistency: str = "bsp"
+        self,
+        group: Town,
+        plan: Plan,
+        holders: Sequence[Sequence[int]],
+        consistency: str = "bsp",
+        table: int = 0,
     ) -> None:
         ranks = range(len(group.channels))
         self.plan = plan
@@ -52,7 +57,7 @@ class Table:
             StageTraffic(
                 group.channels[rank],
                 Ending(lambda: False),
-                0,
+                table,
                 self.flat[rank],
                 plan,
                 StageTable(holders=holders),
@@ -168,6 +173,18 @@ def test_a_stage_pushes_and_has_its_weights_while_another_is_in_its_schedule(lat
         assert [(it.clock, it.spread) for it in found] == [(0, 0), (0, 0), (1, 10)], "heard a step later"
     assert set(first[2].newest) == {1, 10}
     assert set(second[2].newest) == {0, 11}
+
+
+def test_a_second_table_is_trained_behind_a_first_one_and_in_turn_with_it() -> None:
+    with town(2) as group:
+        first, second = (Table(group, plan_of(APART[0]), APART[1], table=it) for it in range(2))
+
+        def script(rank: int) -> list[int]:
+            clocks = [first.pull(rank, it, it).clock for it in range(3)]
+            clocks += [second.pull(rank, it, it).clock for it in range(3)]
+            return [*clocks, first.pull(rank, 3, 3).clock, second.pull(rank, 3, 3).clock]
+
+        assert group.run(script) == [[0, 0, 1, 0, 0, 1, 2, 2]] * 2
 
 
 def test_under_bsp_stages_at_two_versions_end_the_group() -> None:

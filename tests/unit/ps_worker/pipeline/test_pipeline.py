@@ -82,7 +82,8 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
 
         def make(rank: int) -> object:
             mine, model, place = every[rank], models[rank], Place(group.channels[rank])
-            example = torch.zeros(mine.pop("batch"), 4, dtype=mine.pop("dtype"))
+            batch, dtype = mine.pop("batch"), mine.pop("dtype")
+            example = () if batch is None else torch.zeros(batch, 4, dtype=dtype)
             shared = {"microbatches": mine.pop("microbatches"), "schedule": mine.pop("schedule")}
             cut = {"stages": mine.pop("stages"), "names": mine.pop("cuts"), "by": "parameters"}
             cuts = cuts_of(blocks[rank], place, model, example=example, **cut, **shared)  # type: ignore[arg-type]
@@ -99,6 +100,10 @@ def refused(*asked: dict[str, Any]) -> list[Any]:
     ("asked", "said"),
     [
         ({"microbatches": 3}, "microbatches is 3, which does not divide a batch of 8"),
+        ({"microbatches": 0}, "microbatches must be >= 1, got 0"),
+        ({"microbatches": 1}, "1f1b takes at least as many .*, got 1 for 2 stages: take more"),
+        ({"schedule": "interleaved1f1b", "stages": 4, "microbatches": 5, "batch": 10}, "4 stages: .* rounds"),
+        ({"batch": None}, "the example is a batch of the model's inputs"),
         ({"stages": 5}, "5 stages need as many blocks, and the model has 4"),
         ({"schedule": "2f2b"}, "schedule is one of gpipe"),
         ({"checkpoint": "sometimes"}, "checkpoint is one of never"),

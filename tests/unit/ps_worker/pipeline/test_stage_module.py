@@ -32,6 +32,16 @@ def test_an_example_that_does_not_fit_is_refused_with_what_came() -> None:
         shapes_of([nn.Linear(8, 3)], [torch.zeros(2, 7)], PLAIN)
 
 
+class Named(nn.Linear):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        return {"logits": super().forward(x)}
+
+
+def test_a_model_that_gives_what_is_no_tensor_is_refused_before_it_is_trained() -> None:
+    with pytest.raises(PipelineError, match=r"stage 1 gives dict, and stages give tensors"):
+        shapes_of([nn.Linear(8, 8), Named(8, 3)], [torch.zeros(2, 8)], PLAIN)
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
