@@ -20,6 +20,7 @@ MAX_ENTRIES = 20  # of a folder: what a reader takes in at a glance
 THEIRS = {
     *(
         "_version",
+        "_is_view",
         "_cdata",
         "_foreach_add_",
         "_foreach_copy_",
