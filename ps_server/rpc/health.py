@@ -87,7 +87,9 @@ class Health:
             done = reading.done() and not reading.cancelled()
             reading.cancel()
         if not done:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the name did not come in time")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "the name did not come in time, or newcomers came"
+            )
         data = reading.result()
         if data is grpc.aio.EOF or len(data) > MAX_NAME_BYTES:
             await context.abort(

@@ -105,7 +105,9 @@ class Cluster:
         """From now on the name is this node's: DNS is right."""
         self._names[name] = node.address
         lines = [f"{address} {known}\n" for known, address in self._names.items()]
-        self._hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
+        text = "127.0.0.1 localhost\n" + "".join(lines)
+        with self._hosts.open("r+b", buffering=0) as file:  # pods read it: never empty, never another
+            file.write(text.encode().ljust(self._hosts.stat().st_size, b"\n"))
 
     def start(self, pod: Pod, node: Node, *, container: Object | None = None, **secrets: Path) -> Process:
         """Starts one container of a pod on a node; its name is the caller's to give.

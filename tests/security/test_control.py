@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from ps_lab.status.observer import is_serving
+from ps_server.log import concerns_us
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.access import token as tokens
 from ps_wire.access.access import read
@@ -59,7 +60,7 @@ def of_job(job: str) -> tuple[tuple[str, str], ...]:
 def tracebacks(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Bugs that were logged; what became of tasks that nobody awaited is logged when they are collected."""
     gc.collect()
-    return [record.getMessage() for record in caplog.records if record.exc_info]
+    return [record.getMessage() for record in caplog.records if record.exc_info and concerns_us(record)]
 
 
 @pytest.mark.parametrize("caller", [of_job(MINE), tokens.metadata(SERVICE, None)], ids=["job", "service"])
