@@ -60,9 +60,8 @@ def check_job(
         )
     size = max(group_size, pipeline_stages)
     if nproc not in (None, size):
-        raise UsageError(
-            f"--nproc {nproc}: each worker has {size} processes, as --pipeline-stages, or --group-size, says"
-        )
+        said = f"--pipeline-stages {size}" if pipeline_stages > 1 else f"--group-size {size}"
+        raise UsageError(f"--nproc {nproc}: each worker has {size} processes, as {said} says")
     if not script.is_file():
         raise UsageError(f"{script} is not a file; the training script comes after the options")
     return Job(

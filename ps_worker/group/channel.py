@@ -138,7 +138,10 @@ class Channel:
         self._late: deque[Saying] = deque()
         self._late_heard: dict[int, list[Said]] = {}
         self._late_said = 0
-        self._place: tuple[Saying, int] | None = None  # and the thread that stands there
+        # Where this rank's script stood, and not all others have been heard; the thread that stands there.
+        self._places: deque[Said] = deque()
+        self._script: int | None = None
+        self._reading: set[int] = set()  # ranks of whose next message a part may be here
         abort.when_set(lambda _: lines.wake())
         self._thread = watched.thread("ps-group", self._work, log=logger, failed=self._failed)
         self._thread.start()
@@ -197,6 +200,7 @@ class Channel:
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
+        self._leave_places()
         mine = Said({**(fields or {}), "what": what})
         return self._hear_all(mine, dict.fromkeys(self._all_others, mine), late=False)
 
@@ -204,7 +208,8 @@ class Channel:
         """Every rank says something to every other, and waits for nobody: all of them hear it later.
 
         What is said so is heard in the order in which it was said. What the sockets do not hold leaves when
-        this rank waits next.
+        this rank waits next. A rank may have left by then, and hears nothing any more; who waits for it
+        finds that.
 
         Args:
             what: was done, the same on all ranks, for people.
@@ -215,8 +220,9 @@ class Channel:
         mine = Said({**(fields or {}), "what": what})
         with self._whole():
             for rank in self._all_others:
-                for part in _written(mine, late=late):
-                    self._lines.queue(rank, part)
+                with suppress(Gone):
+                    for part in _written(mine, late=late):
+                        self._lines.queue(rank, part)
         if not late:
             return Saying(mine, late)
         self._late_said += 1
@@ -224,9 +230,10 @@ class Channel:
         return self._late[-1]
 
     def stand(self, what: str) -> None:
-        """This rank's script is there, and waits for others elsewhere: with the next exchange all compare.
+        """This rank's script is there, and may wait for others elsewhere; waits for none here.
 
-        Where it stood before, and nothing was exchanged since, it waits for the others there first.
+        All compare it, in order: with what others have said by then wherever it waits for them, and with all
+        of them in the next exchange.
 
         Args:
             what: it does, the same on all ranks, for people.
@@ -234,8 +241,9 @@ class Channel:
         Raises:
             GroupBroken: a rank does something else, or has gone.
         """
-        self._leave_place()
-        self._place = self.say(what, late=False), threading.get_ident()
+        self._script = threading.get_ident()
+        self._places.append(self.say(what, late=False).mine)
+        self.compare_places()
 
     def compare_places(self) -> None:
         """Compares with `stand` what the scripts of others have said by now; waits for none.
@@ -245,16 +253,25 @@ class Channel:
         Raises:
             GroupBroken: another one does something else.
         """
-        place = self._place
-        if place is None or place[1] != threading.get_ident():
+        if not self._places or self._script != threading.get_ident():
             return
-        mine, me = place[0].mine, self.ranks.rank
+        heard = []
         with self._whole():
-            for rank in self._all_others if me == 0 else [0]:
-                if self._has_said(rank):
-                    said = self._kept[rank, False][0]
-                    first, number, second = (said, me, mine) if me else (mine, rank, said)
-                    self._compare(str(first.fields.get("what")), number, second)
+            for rank in self._all_others:
+                with suppress(Gone):  # it may have left in order; who waits for it finds that
+                    self._here(rank, len(self._places))
+                heard.append(self._kept[rank, False])
+        me = self.ranks.rank
+        for rank, theirs in zip(self._all_others, heard, strict=True):
+            for mine, said in zip(self._places, theirs, strict=False):
+                if me == 0:
+                    self._compare(str(mine.fields.get("what")), rank, said)
+                elif rank == 0:
+                    self._compare(str(said.fields.get("what")), me, mine)
+        for _ in range(min([len(self._places), *map(len, heard)])):
+            self._places.popleft()
+            for rank in self._all_others:
+                self._kept[rank, False].popleft()
 
     def all_have_said(self) -> bool:
         """Whether what all ranks say next, and not late, is here, so that `hear_all` waits for none of them.
@@ -264,7 +281,7 @@ class Channel:
         """
         self._abort.check()
         with self._whole():
-            return all(self._has_said(rank) for rank in self._all_others)
+            return all(self._here(rank, 1) for rank in self._all_others)
 
     def hear_all(self, saying: Saying) -> list[Said]:
         """Waits until all ranks have said theirs; see `share`.
@@ -273,6 +290,7 @@ class Channel:
         it is heard first, and kept.
         """
         if not saying.late:
+            self._leave_places()
             return self._hear_all(saying.mine, {}, late=False)
         while saying.number not in self._late_heard:
             first = self._late.popleft()
@@ -295,7 +313,7 @@ class Channel:
             else:
                 self._compare(str(first.fields.get("what")), rank, said)
 
-        said = self._converse(told, self._all_others, check, late=late)
+        said = self._exchange(told, self._all_others, check, late=late)
         said.insert(self.ranks.rank, mine)
         return said
 
@@ -410,8 +428,17 @@ class Channel:
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    def _converse(self, told: Mapping[int, Said], sources: Sequence[int]) -> list[Said]:
+        """See `_exchange`; first all are heard where this rank's script stood."""
+        self._leave_places()
+        return self._exchange(told, sources)
+
+    def _leave_places(self) -> None:
+        while self._places:
+            self._hear_all(self._places.popleft(), {}, late=False)
+
     @waits("the other ranks of its group")
-    def _converse(
+    def _exchange(
         self,
         told: Mapping[int, Said],
         sources: Sequence[int],
@@ -427,8 +454,6 @@ class Channel:
             check: sees each message as it comes.
             late: what was said with `say` is heard.
         """
-        if not late:
-            self._leave_place()
         self._abort.check()
         with self._whole(), trace.span("wait for ranks"):
             written = {id(said): _written(said) for said in told.values()}
@@ -442,12 +467,6 @@ class Channel:
             while self._lines.sending:
                 self._pause(None)
         return heard
-
-    def _leave_place(self) -> None:
-        """Waits for the others where this rank's script stands, if it does."""
-        if self._place is not None:
-            place, self._place = self._place[0], None
-            self._hear_all(place.mine, {}, late=False)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -471,23 +490,34 @@ class Channel:
             self._kept[source, is_late].append(said)
         return kept.popleft()
 
-    def _has_said(self, source: int) -> bool:
-        while not self._kept[source, False]:
+    def _here(self, source: int, count: int) -> deque[Said]:
+        """Gives the messages of a rank that are here now, and not late: it looks for so many."""
+        kept = self._kept[source, False]
+        while len(kept) < count and source not in self._reading:
             begun = bytearray(SIZES.size)
-            count = self._lines.receive(source, memoryview(begun))
-            if not count:
-                return False
-            said, late = self._receive(source, begun[:count])
+            taken = self._lines.receive(source, memoryview(begun))
+            if not taken:
+                break
+            said, late = self._receive(source, begun[:taken])
             self._kept[source, late].append(said)
-        return True
+        return kept
 
     def _receive(self, source: int, begun: bytes | bytearray = b"") -> tuple[Said, bool]:
-        """The next message of a rank, of which the first bytes may be here."""
-        rest = self._exactly(source, SIZES.size - len(begun))
-        late, header_bytes, blob_bytes = SIZES.unpack(bytes(begun) + rest)
-        if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
-            raise self.broken(f"rank {source} on {self._hosts[source]} says something of impossible length")
-        header, blob = (bytes(self._exactly(source, count)) for count in (header_bytes, blob_bytes))
+        """The next message of a rank, of which the first bytes may be here.
+
+        While it waits for the rest, who looks for what others have said reads nothing in between.
+        """
+        self._reading.add(source)
+        try:
+            rest = self._exactly(source, SIZES.size - len(begun))
+            late, header_bytes, blob_bytes = SIZES.unpack(bytes(begun) + rest)
+            if not 0 < header_bytes <= MAX_HEADER_BYTES or not 0 <= blob_bytes <= MAX_BLOB_BYTES:
+                raise self.broken(
+                    f"rank {source} on {self._hosts[source]} says something of impossible length"
+                )
+            header, blob = (bytes(self._exactly(source, count)) for count in (header_bytes, blob_bytes))
+        finally:
+            self._reading.discard(source)
         try:
             fields = json.loads(header)
         except (ValueError, RecursionError):
@@ -506,9 +536,13 @@ class Channel:
                 self._pause(source)
         return data
 
+    def _look_around(self) -> None:
+        self._look()
+        self.compare_places()
+
     def _pause(self, source: int | None) -> None:
         """Waits until something of a rank is there, or has left; raises where the group has ended."""
-        self._look()
+        self._look_around()
         self._lines.wait(source, LOOK_S)
         self._abort.check()
 
@@ -529,7 +563,7 @@ class Channel:
         over = False
         with self._whole(), trace.span("wait for ranks"):  # of one that is interrupted the call goes on
             while not over:
-                self._look()
+                self._look_around()
                 with changed:
                     over = changed.wait_for(lambda: outcome.done or self._abort.error is not None, LOOK_S)
         if not outcome.done:

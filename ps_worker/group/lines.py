@@ -125,6 +125,7 @@ class RankLines:
         except BlockingIOError:
             return
         except OSError as error:
+            unsent.clear()
             raise Gone(rank, str(error)) from None
 
 

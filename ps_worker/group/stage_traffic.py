@@ -160,6 +160,7 @@ class StageTraffic:
         self._step = -1  # whose gradients left last
         self._hyper: int | None = None  # that its pushes took
         self._left: set[int] = set()  # buckets of it
+        self._arrived_at = -1  # step in which its script has said so
         self._arrived = ArrivedWeights(self._owners, self._rank)
         self._versions = [0] * len(self._owners)
         self._clock = self._spread = 0  # of the newest weights of which all versions are known
@@ -169,7 +170,10 @@ class StageTraffic:
     # -- gradients -------------------------------------------------------------------------------------
 
     def arrive(self, step: int) -> None:
-        """See `RankTraffic`: stages talk where their scripts do."""
+        """See `RankTraffic`: who is in its schedule meanwhile, and waits for this stage there, finds it."""
+        if step != self._arrived_at:
+            self._arrived_at = step
+            self._channel.stand(f"step {step} of table {self._table}")
 
     @trace.traced("reduce")
     def push(
@@ -322,8 +326,8 @@ class StageTraffic:
                 self._channel.broken(f"stage {self._rank}: {self._arrived.error.message}")
                 raise self._arrived.error
             self._said = step, self._channel.say(what, mine)
-        else:
-            every = self._channel.share(what, mine)
+        else:  # late, too: of one stage in its schedule, of another before that
+            every = self._channel.hear_all(self._channel.say(what, mine))
             self._heard(step, every)
             self._bring_back(weights(), self._arrived.mapped(every))
         if self._ends:

@@ -195,6 +195,8 @@ class Pipeline:
         """
         with self._together():
             inputs, target = self._checked(batch)
+            self._check_untrained()
+            self._group.channel.stand("pipe.step()")
             return self._step(inputs, target, loss_fn)
 
     @trace.traced("pipeline evaluation")
@@ -214,6 +216,7 @@ class Pipeline:
         """
         with self._together():
             inputs, target = self._checked(batch)
+            self._group.channel.stand("pipe.evaluate()")
             return self._share(self._forward(inputs, target, loss_fn))
 
     @contextmanager
@@ -228,7 +231,6 @@ class Pipeline:
             raise
 
     def _step(self, inputs: Sequence[torch.Tensor], target: Any, loss_fn: LossFn) -> torch.Tensor:
-        self._check_untrained()
         every = [it for module in self.modules for it in module.parameters()]
         parameters = [it for it in dict.fromkeys(every) if it.requires_grad]
         before = [None if it.grad is None or _is_zero(it.grad) else it.grad for it in parameters]
@@ -274,7 +276,7 @@ class Pipeline:
                         self._receive(it, source)
                 made = module(*held[number])
                 if stage == self.num_stages - 1:
-                    losses.append(float(loss_fn(made, targets[number])))
+                    losses.append(_figure(loss_fn(made, targets[number])))
                     continue
                 held[number] = made if isinstance(made, (tuple, list)) else (made,)
                 if self._rank_of[stage + 1] != self._rank:
@@ -553,6 +555,11 @@ def _split(example: torch.Tensor, microbatches: int) -> torch.Tensor:
 def _is_zero(gradient: torch.Tensor) -> bool:
     """Whether there is nothing in it; of an accelerator's it is not asked, for it would have to catch up."""
     return gradient.is_cpu and not gradient.any()
+
+
+def _figure(found: Any) -> float:
+    """A loss, or a share of right answers, which a script may have made a number of."""
+    return float(_one_number(found) if isinstance(found, torch.Tensor) else found)
 
 
 def _one_number(loss: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from ps_wire.errors import PipelineError
 from ps_worker.memory.os_memory import can_overlay
 from tests.faults import apart
 from tests.faults.links import refusal
@@ -68,10 +69,10 @@ def test_a_job_goes_on_in_one_process_and_in_another_number_of_stages(
     job = fresh_job()
     folder = str(tmp_path)
     for group in start_stages(spawn, cluster, SCRIPT, folder, "2", "leaves", "hold", workers=1, job=job):
-        assert [stage.wait_end() for stage in group] == [0, 0]
+        assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     assert spawn(*cluster.worker(job), "--worker", "0", SCRIPT, folder, "4", "leaves").wait_end() == 0
     for group in start_stages(spawn, cluster, SCRIPT, folder, "6", "views", workers=1, stages=3, job=job):
-        assert [stage.wait_end() for stage in group] == [0, 0, 0]
+        assert [stage.wait_end() for stage in group] == [0, 0, 0], group[0].text + group[1].text
 
     model, _ = one_process(1, 6)
     rows = [torch.load(tmp_path / f"0-{stage}.pt") for stage in range(3)]
@@ -345,3 +346,65 @@ def test_odd_models_come_to_the_bits_of_one_process(spawn: Start, cluster: Serve
     assert [stage.wait_end() for stage in group] == [0, 0], group[0].text + group[1].text
     for stage in group:
         assert re.findall(r"(?:same|differ) .*", stage.text) == [f"same {row}" for row in rows]
+
+
+APART = """
+import sys, torch
+import ps_worker as ps
+BOTH = -1
+how, odd = sys.argv[1], int(sys.argv[2])
+LOSS = torch.nn.functional.mse_loss
+with ps.connect() as worker:
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+    x = torch.ones(4, 8)
+    pipe = worker.pipeline(model, microbatches=2, example=x)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), pipe)
+    how = how if odd in (worker.group_rank, BOTH) else ""
+    for step in range(2 if how == "a step fewer" else 4):
+        if how == "evaluates alone" and step == 2:
+            pipe.evaluate(x, x, loss_fn=LOSS)
+        if how == "counts" and step == 2:
+            assert pipe.evaluate(x, x, loss_fn=lambda out, _: len(out)) == 2.0
+            pipe.evaluate(x, x, loss_fn=lambda out, target: LOSS(out, target, reduction="none"))
+        if how == "the other way round":
+            optimizer.step()
+        pipe.step(x, x, loss_fn=LOSS)
+        if how != "the other way round" and (how != "two batches a step" or step % 2):
+            optimizer.step()
+    worker.finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "odd", "alone", "together"),
+    [
+        ("evaluates alone", 0, r"pipe\.evaluate\(\)", r"pipe\.step\(\)"),
+        ("the other way round", 1, "step 0 of table 0", r"pipe\.step\(\)"),
+        ("two batches a step", 1, r"pipe\.step\(\)", "step 0 of table 0"),
+        ("a step fewer", 0, r"finish\(\)", r"pipe\.step\(\)"),
+    ],
+)
+def test_stages_that_make_different_calls_end_and_say_which(
+    spawn: Start, cluster: Servers, tmp_path: Path, how: str, odd: int, alone: str, together: str
+) -> None:
+    """Where they would wait for each other in a schedule, which knows no words."""
+    script = tmp_path / "apart.py"
+    script.write_text(APART)
+    options = "--consistency", "asp"
+    (group,) = start_stages(spawn, cluster, str(script), how, str(odd), workers=1, options=options)
+    assert [stage.wait_end() for stage in group] == [75, 75], group[0].text + group[1].text
+    places = (alone, together) if odd == 0 else (together, alone)
+    said = r"GroupBroken: rank 0 is at {}, and rank 1 on \S+ at {}; all ranks of a group".format(*places)
+    assert all(re.search(said, stage.text) for stage in group), group[0].text + group[1].text
+
+
+def test_an_evaluation_takes_a_number_for_a_figure_and_refuses_what_is_none(
+    spawn: Start, cluster: Servers, tmp_path: Path
+) -> None:
+    script = tmp_path / "apart.py"
+    script.write_text(APART)
+    (group,) = start_stages(spawn, cluster, str(script), "counts", "-1", workers=1)
+    assert group[0].wait_end() == 75
+    assert group[1].wait_end() == PipelineError.exit_code
+    assert "PipelineError: loss_fn gives one number, a tensor: the mean" in group[1].text
+    assert all("It gave float32[2, 8]" in stage.text for stage in group), group[0].text

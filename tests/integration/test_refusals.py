@@ -176,3 +176,27 @@ def test_a_second_shard_0_on_a_state_directory_that_is_held_ends_with_78(
         (port,) = (address.rpartition(":")[2] for address in servers.addresses)
         servers.processes[0] = spawn("ps-server", "--shard", "0/1", "--port", port, *options)
         servers.processes[0].wait_line("serving on")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nproc", "3", "--pipeline-stages", "2"), "--nproc 3 is no multiple of --pipeline-stages 2"),
+        (("--nproc", "3", "--group-size", "2"), "--nproc 3 is no multiple of --group-size 2"),
+        (
+            ("--servers", "none", "--nproc", "4", "--pipeline-stages", "2"),
+            "processes are one worker; leave --pipeline-stages out",
+        ),
+        (
+            ("--pipeline-stages", "2", "--nproc", "2", "--stage", "1"),
+            "--stage 1 says which of --pipeline-stages this one process is: with --nproc 2, which starts",
+        ),
+    ],
+)
+def test_numbers_of_processes_that_do_not_fit_are_refused_by_the_option_that_was_typed(
+    cluster: Servers, spawn: Start, script: str, words: tuple[str, ...], said: str
+) -> None:
+    code, line = ended(spawn(*cluster.worker(), *words, script))
+    assert code == 64
+    assert line.startswith("ps-worker: UsageError: ")
+    assert said in line

@@ -77,8 +77,8 @@ MUTANTS = (
     Mutant(
         name="owners: a bucket leaves when one other rank has said that it is there",
         file="ps_worker/group/channel.py",
-        text="            return all(self._has_said(rank) for rank in self._all_others)\n",
-        fault="            return any(self._has_said(rank) for rank in self._all_others)\n",
+        text="            return all(self._here(rank, 1) for rank in self._all_others)\n",
+        fault="            return any(self._here(rank, 1) for rank in self._all_others)\n",
         tests=(
             f"{CHANNEL}::test_what_is_said_ahead_is_there_when_all_have_said_it_and_is_heard_before_anything_else",
         ),

@@ -17,7 +17,44 @@ ODD = f"{PIPELINES}::test_odd_models_come_to_the_bits_of_one_process"
 CAPTURE = "tests/unit/ps_worker/job/test_group_capture.py"
 LATER = f"{CAPTURE}::test_all_stages_capture_at_one_step_though_they_hear_of_a_cut_a_step_later"
 
+DIFFER = f"{PIPELINES}::test_stages_that_make_different_calls_end_and_say_which"
+
 MUTANTS = (
+    Mutant(
+        name="pipelines: a step is a call that other stages do not hear of",
+        file="ps_worker/pipeline/pipeline.py",
+        text='            self._group.channel.stand("pipe.step()")\n',
+        fault="            pass\n",
+        tests=(DIFFER,),
+    ),
+    Mutant(
+        name="pipelines: an evaluation is a call that other stages do not hear of",
+        file="ps_worker/pipeline/pipeline.py",
+        text='            self._group.channel.stand("pipe.evaluate()")\n',
+        fault="            pass\n",
+        tests=(DIFFER,),
+    ),
+    Mutant(
+        name="pipelines: who waits in a schedule does not look at what other stages do",
+        file="ps_worker/group/channel.py",
+        text="        self._look()\n        self.compare_places()\n",
+        fault="        self._look()\n",
+        tests=(DIFFER,),
+    ),
+    Mutant(
+        name="pipelines: a step of the optimizer is a call that other stages do not hear of",
+        file="ps_worker/group/stage_traffic.py",
+        text="            self._arrived_at = step\n            self._channel.stand(",
+        fault="            self._arrived_at = step\n            str(",
+        tests=(f"{TRAFFIC}::test_a_stage_in_its_step_is_named_by_one_in_its_schedule",),
+    ),
+    Mutant(
+        name="pipelines: what stages say of weights across a cut is heard in the order of their calls",
+        file="ps_worker/group/stage_traffic.py",
+        text="            every = self._channel.hear_all(self._channel.say(what, mine))\n",
+        fault="            every = self._channel.share(what, mine)\n",
+        tests=(f"{TRAFFIC}::test_weights_across_a_cut_come_back_to_a_stage_in_its_schedule_or_before_it",),
+    ),
     Mutant(
         name="a stage runs outside of the script's autocast",
         file=STAGE,
@@ -91,7 +128,7 @@ MUTANTS = (
     Mutant(
         name="a stage whose end no gradient comes back over is trained",
         file="ps_worker/pipeline/pipeline.py",
-        text="        self._check_untrained()\n",
+        text="            self._check_untrained()\n",
         fault="",
         tests=(TIED,),
     ),
@@ -344,7 +381,7 @@ MUTANTS = (
     Mutant(
         name="late words are heard by whoever waits first, of whichever table they are",
         file="ps_worker/group/channel.py",
-        text="        if not saying.late:\n            return self._hear_all(saying.mine, {}, late=False)\n",
+        text="        if not saying.late:\n            self._leave_places()\n            return self._hear_all(saying.mine, {}, late=False)\n",
         fault="        if True:\n            return self._hear_all(saying.mine, {}, late=saying.late)\n",
         tests=(f"{TRAFFIC}::test_a_second_table_is_trained_behind_a_first_one_and_in_turn_with_it",),
     ),

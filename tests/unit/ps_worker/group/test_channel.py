@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Callable
@@ -200,11 +201,72 @@ def test_a_script_that_stands_elsewhere_is_named_though_it_waits_for_others_ther
     assert all("step 3" in str(error) and "finish()" in str(error) for error in found), found
 
 
+def test_a_script_waits_for_nobody_where_it_stands_and_each_place_is_compared_in_its_turn() -> None:
+    places, ahead = (["step 3", "step 4", "step 5"], ["step 3", "step 4", "evaluate"]), threading.Event()
+
+    def script(rank: int) -> object:
+        if rank:
+            assert ahead.wait(LIMIT_S)
+        for place in places[rank]:
+            group.channels[rank].stand(place)
+        ahead.set()
+        return group.channels[rank].hear_all(group.channels[rank].say("weights"))
+
+    with town(2) as group:
+        found = group.run(script)
+
+    assert all(isinstance(error, GroupBroken) for error in found), found
+    assert "rank 0 is at step 5, and rank 1 on host1 at evaluate;" in str(found[0])
+
+
+def test_who_has_left_in_order_ends_nobody_who_does_not_wait_for_it() -> None:
+    def script(_: int) -> object:
+        channel = group.channels[0]
+        for step in range(3):  # the first words to a closed connection leave
+            channel.stand(f"step {step}")
+            channel.say("weights")
+        channel.check()
+        return channel.share("finish()")
+
+    with town(2) as group:
+        group.run(lambda rank: group.channels[1].stand("step 0") if rank else None)
+        group.channels[1].close()
+        found = group.run(lambda rank: None if rank else script(rank))
+
+    assert group.said == ["rank 1 on host1 has gone"]
+    assert isinstance(found[0], GroupBroken)
+
+
+def test_who_looks_while_half_a_message_is_here_reads_nothing_of_its_rest() -> None:
+    late, place = ({"what": what} for what in ("weights", "step 3"))
+    data = b"".join(
+        SIZES.pack(is_late, len(text), 0) + text
+        for is_late, text in ((True, json.dumps(late).encode()), (False, json.dumps(place).encode()))
+    )
+    rest = [data[5:], data[:5]]  # of the words, as they come
+
+    def look() -> None:
+        if rest:
+            group.sockets[1, 0].sendall(rest.pop())
+
+    def script() -> object:
+        channel = group.channels[0]
+        channel.stand("step 3")
+        group.look[0] = look
+        return channel.hear_all(channel.say("weights"))
+
+    with town(2) as group:
+        found = group.run(lambda rank: None if rank else script())
+
+    assert found[0][1].fields == late, found
+    assert not group.said
+
+
 def test_another_thread_than_the_scripts_compares_nothing() -> None:
     with town(2) as group:
-        group.run(lambda rank: group.channels[rank].stand(f"step {rank}"))
-        for channel in group.channels:
-            channel.compare_places()  # as who is beside it does while it waits
+        group.run(lambda rank: None if rank else group.channels[0].stand("step 0"))
+        group.run(lambda rank: group.channels[1].say("step 1", late=False) if rank else None)
+        group.channels[0].compare_places()  # as who is beside it does while it waits
         assert not group.said
 
 

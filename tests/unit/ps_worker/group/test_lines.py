@@ -135,3 +135,15 @@ def test_a_rank_that_has_gone_is_named_by_who_hears_and_by_who_sends(
     with pytest.raises(Gone) as sent:
         pair[0].queue(1, b"x")
     assert (heard.value.rank, sent.value.rank) == (1, 1)
+
+
+def test_what_was_to_go_to_who_has_gone_is_no_longer_under_way(pair: Pair) -> None:
+    """Else who sends to others waits for that, too."""
+    pair[0].queue(1, bytes(MUCH))
+    assert pair[0].sending
+    pair[1].close()
+
+    with pytest.raises(Gone):
+        pair[0].queue(1, b"more")
+
+    assert not pair[0].sending

@@ -128,6 +128,43 @@ def test_what_lies_across_a_cut_is_pushed_by_who_holds_most_and_its_weights_come
     assert table.parameter(1, 0).eq(0.0).all(), "nobody needs it there"
 
 
+def test_weights_across_a_cut_come_back_to_a_stage_in_its_schedule_or_before_it() -> None:
+    """And who looks there for what the scripts of others do compares only that."""
+    with town(2) as group:
+        table = Table(group, plan_of(), [(0,), (1,), (1,)])
+
+        def script(rank: int) -> list[Versions]:
+            found = []
+            for step in range(3):
+                if rank == 0:
+                    group.channels[0].stand("pipe.step()")
+                found.append(table.pull(rank, step, step))
+                if rank == 1:
+                    group.channels[1].stand("pipe.step()")
+                table.traffic[rank].arrive(step)
+            return found
+
+        found = group.run(script)
+    assert [[it.clock for it in of] for of in found] == [[0, 1, 2]] * 2
+
+
+def test_a_stage_in_its_step_is_named_by_one_in_its_schedule() -> None:
+    with town(2) as group:
+        table = Table(group, plan_of(APART[0]), APART[1])
+
+        def script(rank: int) -> object:
+            if rank:
+                group.channels[1].stand("pipe.step()")
+            else:
+                table.traffic[0].arrive(3)
+            return group.channels[rank].hear_all(group.channels[rank].say("weights"))
+
+        found = group.run(script)
+
+    assert all(isinstance(error, GroupBroken) for error in found), found
+    assert "rank 0 is at step 3 of table 0, and rank 1 on host1 at pipe.step();" in str(found[0])
+
+
 def test_first_weights_come_to_who_brings_them() -> None:
     with town(2) as group:
         table = Table(group, plan_of(), [(0,), (1,), (0, 1)])

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class Town:
         channels: by rank.
         said: reasons why the group is broken, in the order in which ranks have said them.
         sockets: for messages, by whose end it is and who has the other.
+        look: by rank, what it does now and then while it waits.
     """
 
     def __init__(self, size: int) -> None:
@@ -69,6 +71,7 @@ class Town:
         self.said: list[str] = []
         self.aborts = [Abort() for _ in range(size)]
         self.lines = lines
+        self.look: list[Callable[[], object]] = [lambda: None] * size
         self.channels = [
             Channel(
                 Ranks(rank=rank, size=size),
@@ -77,9 +80,13 @@ class Town:
                 self.aborts[rank],
                 hosts=tuple(f"host{it}" for it in range(size)),
                 on_broken=self._broken,
+                look=partial(self._look, rank),
             )
             for rank in range(size)
         ]
+
+    def _look(self, rank: int) -> None:
+        self.look[rank]()
 
     def _broken(self, reason: str) -> str | None:
         self.said.append(reason)
