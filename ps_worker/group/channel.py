@@ -232,8 +232,8 @@ class Channel:
     def stand(self, what: str) -> None:
         """This rank's script is there, and may wait for others elsewhere; waits for none here.
 
-        All compare it, in order: with what others have said by then wherever it waits for them, and with all
-        of them in the next exchange.
+        All compare it, in order: with what others have said by then while it waits for them, wherever that
+        is, and with all of them in the next exchange.
 
         Args:
             what: it does, the same on all ranks, for people.
@@ -243,7 +243,6 @@ class Channel:
         """
         self._script = threading.get_ident()
         self._places.append(self.say(what, late=False).mine)
-        self.compare_places()
 
     def compare_places(self) -> None:
         """Compares with `stand` what the scripts of others have said by now; waits for none.

@@ -689,15 +689,6 @@ MUTANTS = (
         tests=(f"{CHANNEL}::test_a_script_that_stands_elsewhere_is_named_though_it_waits_for_others_there",),
     ),
     Mutant(
-        name="beside: only the first of several places is compared while this rank waits",
-        file="ps_worker/group/channel.py",
-        text="                    self._here(rank, len(self._places))\n",
-        fault="                    self._here(rank, 1)\n",
-        tests=(
-            f"{CHANNEL}::test_a_script_waits_for_nobody_where_it_stands_and_each_place_is_compared_in_its_turn",
-        ),
-    ),
-    Mutant(
         name="beside: a place that all have passed is compared with the next",
         file="ps_worker/group/channel.py",
         text="            self._places.popleft()\n            for rank in self._all_others:\n                self._kept",

@@ -267,8 +267,8 @@ MUTANTS = (
     Mutant(
         name="an evaluation compares all micro-batches with the first one's target",
         file="ps_worker/pipeline/pipeline.py",
-        text="float(loss_fn(made, targets[number]))",
-        fault="float(loss_fn(made, targets[0]))",
+        text="_figure(loss_fn(made, targets[number]))",
+        fault="_figure(loss_fn(made, targets[0]))",
         tests=(TIED,),
     ),
     Mutant(

@@ -176,22 +176,14 @@ def test_a_script_that_stands_elsewhere_is_named_though_it_waits_for_others_ther
 ) -> None:
     """Nobody hears the others of who waits: they hear it, or it looks now and then, as the last one does."""
 
-    def looks(channel: Channel) -> None:
-        def ended() -> bool:
-            channel.compare_places()
-            channel.check()  # as all who wait do
-            return False
-
-        until(ended)
-
     def script(rank: int) -> object:
         channel = group.channels[rank]
         if rank == waits:
             channel.stand("step 3")
-            return looks(channel)
+            return _looks(channel)
         if other == "stand":
             channel.stand("finish()")
-            return looks(channel)
+            return _looks(channel)
         return channel.share("finish()") if other == "share" else channel.relay("finish()", lambda _: Said())
 
     with town(3) as group:
@@ -201,16 +193,27 @@ def test_a_script_that_stands_elsewhere_is_named_though_it_waits_for_others_ther
     assert all("step 3" in str(error) and "finish()" in str(error) for error in found), found
 
 
+def _looks(channel: Channel) -> None:
+    def ended() -> bool:
+        channel.compare_places()
+        channel.check()  # as all who wait do
+        return False
+
+    until(ended)
+
+
 def test_a_script_waits_for_nobody_where_it_stands_and_each_place_is_compared_in_its_turn() -> None:
     places, ahead = (["step 3", "step 4", "step 5"], ["step 3", "step 4", "evaluate"]), threading.Event()
 
-    def script(rank: int) -> object:
+    def script(rank: int) -> None:
+        channel = group.channels[rank]
         if rank:
             assert ahead.wait(LIMIT_S)
         for place in places[rank]:
-            group.channels[rank].stand(place)
+            channel.stand(place)
+            channel.compare_places()
         ahead.set()
-        return group.channels[rank].hear_all(group.channels[rank].say("weights"))
+        _looks(channel)
 
     with town(2) as group:
         found = group.run(script)
@@ -220,19 +223,22 @@ def test_a_script_waits_for_nobody_where_it_stands_and_each_place_is_compared_in
 
 
 def test_who_has_left_in_order_ends_nobody_who_does_not_wait_for_it() -> None:
-    def script(_: int) -> object:
+    stood = []
+
+    def script() -> object:
         channel = group.channels[0]
         for step in range(3):  # the first words to a closed connection leave
             channel.stand(f"step {step}")
-            channel.say("weights")
-        channel.check()
+            channel.compare_places()
+            stood.append(step)
         return channel.share("finish()")
 
     with town(2) as group:
         group.run(lambda rank: group.channels[1].stand("step 0") if rank else None)
         group.channels[1].close()
-        found = group.run(lambda rank: None if rank else script(rank))
+        found = group.run(lambda rank: None if rank else script())
 
+    assert stood == [0, 1, 2]
     assert group.said == ["rank 1 on host1 has gone"]
     assert isinstance(found[0], GroupBroken)
 

@@ -17,7 +17,7 @@ from ps_worker.group.arrived_weights import Versions
 from ps_worker.group.ending import Ending
 from ps_worker.group.stage_traffic import StageTable, StageTraffic
 from tests.unit.ps_worker.group.wires import Town, town
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 SGD = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((("lr", 0.1),),)))
 SIZES = (3000, 1000, 500)  # elements of the parameters a, b, c
@@ -152,12 +152,12 @@ def test_a_stage_in_its_step_is_named_by_one_in_its_schedule() -> None:
     with town(2) as group:
         table = Table(group, plan_of(APART[0]), APART[1])
 
-        def script(rank: int) -> object:
+        def script(rank: int) -> None:
             if rank:
                 group.channels[1].stand("pipe.step()")
             else:
                 table.traffic[0].arrive(3)
-            return group.channels[rank].hear_all(group.channels[rank].say("weights"))
+            until(lambda: group.channels[rank].compare_places() or group.channels[rank].check())
 
         found = group.run(script)
 
