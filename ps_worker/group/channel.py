@@ -433,8 +433,10 @@ class Channel:
         return self._exchange(told, sources)
 
     def _leave_places(self) -> None:
-        while self._places:
-            self._hear_all(self._places.popleft(), {}, late=False)
+        """Waits for the others where this rank's script stood; who looks meanwhile compares nothing."""
+        places, self._places = self._places, deque()
+        for place in places:
+            self._hear_all(place, {}, late=False)
 
     @waits("the other ranks of its group")
     def _exchange(

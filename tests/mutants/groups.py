@@ -677,9 +677,16 @@ MUTANTS = (
     Mutant(
         name="beside: the place of a script is not compared with what another one says",
         file="ps_worker/group/channel.py",
-        text="            self._hear_all(self._places.popleft(), {}, late=False)\n",
-        fault="            self._places.popleft()\n",
+        text="            self._hear_all(place, {}, late=False)\n",
+        fault="            pass\n",
         tests=(f"{CHANNEL}::test_scripts_that_stand_at_one_place_after_the_other_compare_each",),
+    ),
+    Mutant(
+        name="beside: who waits for others at a place compares what they say there with the next",
+        file="ps_worker/group/channel.py",
+        text="        places, self._places = self._places, deque()\n        for place in places:\n            self._hear_all(place, ",
+        fault="        while self._places:\n            self._hear_all(self._places.popleft(), ",
+        tests=(f"{CHANNEL}::test_who_waits_for_others_at_a_place_compares_that_alone",),
     ),
     Mutant(
         name="beside: scripts that wait in two places do not look",

@@ -222,6 +222,28 @@ def test_a_script_waits_for_nobody_where_it_stands_and_each_place_is_compared_in
     assert "rank 0 is at step 5, and rank 1 on host1 at evaluate;" in str(found[0])
 
 
+def test_who_waits_for_others_at_a_place_compares_that_alone() -> None:
+    """One of them has said it, and is heard last; another one comes later."""
+    said, waits = threading.Event(), threading.Event()
+
+    def script(rank: int) -> list[Any]:
+        if rank == 1:
+            assert waits.wait(LIMIT_S)
+        channel = group.channels[rank]
+        channel.stand("step 3 of table 0")
+        channel.stand("step 3 of table 1")
+        if rank == 2:
+            said.set()
+        assert said.wait(LIMIT_S)
+        return [one.fields["n"] for one in channel.share("weights", {"n": rank})]
+
+    with town(3) as group:
+        group.look[0] = waits.set
+        found = group.run(script)
+
+    assert found == [[0, 1, 2]] * 3
+
+
 def test_who_has_left_in_order_ends_nobody_who_does_not_wait_for_it() -> None:
     stood = []
 
