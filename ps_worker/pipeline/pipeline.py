@@ -111,7 +111,7 @@ class Pipeline:
         kept = {name for name, of in self._holders.items() if self._rank in of}
         self._check_values(kept)
         parts = [blocks.stage(*span) for span in spans]
-        self._shapes, halved = self._pass_through(parts)
+        self._shapes, halved = self._trial(parts)
         shapes = self._shapes
         own_parameters.check_first_values(model)
         own_parameters.let_go(model, kept)
@@ -162,7 +162,7 @@ class Pipeline:
             scale_grads=False,
         )
 
-    def _pass_through(self, parts: Sequence[nn.Module]) -> tuple[list[tuple[torch.Tensor, ...]], list[bool]]:
+    def _trial(self, parts: Sequence[nn.Module]) -> tuple[list[tuple[torch.Tensor, ...]], list[bool]]:
         """Gives what passes from stage to stage, without values, and whose backward may be in halves."""
         halved: list[bool] = []
 
