@@ -101,7 +101,8 @@ class Table:
             Done when every shard has acknowledged the push.
 
         Raises:
-            UsageError: an unknown name, or another shape or dtype; nothing has left.
+            UsageError: an unknown name, or another shape or dtype; or the worker has left or finished, or the
+                job had ended before it came; nothing has left.
             PsError: the job cannot go on.
         """
         self._check(gradients)
@@ -220,6 +221,8 @@ class Table:
 
     def _take_step(self, push: Callable[[int], None]) -> Future[None]:
         """Takes a step; of a worker that was evicted meanwhile it is void, and it joins again."""
+        if (closed := self._host.closed()) is not None:
+            raise UsageError(closed)
         with self._host.inside:
             if not self._host.announce() and not self._batch.void and self._opens():
                 step = self.step

@@ -22,6 +22,15 @@ MONITOR = "tests/unit/ps_worker/exchange/test_in_flight.py"
 
 MUTANTS = (
     Mutant(
+        name="tables: who comes again to a job that has ended pushes to it",
+        file="ps_worker/table.py",
+        text="        if (closed := self._host.closed()) is not None:\n            raise UsageError(closed)\n",
+        fault="",
+        tests=(
+            f"{BOUNDED}::test_who_comes_again_to_a_job_that_has_ended_meanwhile_is_told_so_when_it_pushes",
+        ),
+    ),
+    Mutant(
         name="ahead: all weights are asked for ahead, and shown before the step has asked",
         file="ps_worker/exchange/pulls.py",
         text="        return now if len(now) < len(self._unasked) else ()\n",

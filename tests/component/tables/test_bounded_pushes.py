@@ -96,7 +96,7 @@ def test_who_pulls_at_each_step_asks_once(cluster: Cluster):
 
 def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster):
     """What it was about to push is void; the other one is not held up."""
-    job, waiting = fresh_name(), threading.Event()
+    job, waiting, back = fresh_name(), threading.Event(), threading.Event()
 
     def body(worker: ps.Worker) -> int:
         table = table_of(worker)
@@ -117,7 +117,10 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
             exchange.pass_gate = waits
             table.push({"w": torch.ones(3000)})
             exchange.pass_gate = pass_gate
-        for _ in range(STEPS):
+            back.set()
+        for step in range(STEPS):
+            if worker.rank and step == STEPS - 1:
+                assert back.wait(LIMIT_S)  # else the job has ended when it comes again
             table.push({"w": torch.ones(3000)})
         worker.finish()
         return link_of(worker).presence.joined.incarnation
@@ -126,6 +129,27 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
     assert fast > slow == 1
     counts = figures(cluster, job, 1)
     assert counts["applied"] == STEPS * partitions(cluster, job)
+
+
+def test_who_comes_again_to_a_job_that_has_ended_meanwhile_is_told_so_when_it_pushes(cluster: Cluster):
+    job, over = fresh_name(), threading.Event()
+
+    def body(worker: ps.Worker) -> object:
+        table = table_of(worker)
+        if worker.rank:
+            cluster.evict(job, 0)
+            table.push({"w": -torch.ones(3000)}).result(LIMIT_S)
+            worker.finish()
+            return over.set()
+        assert over.wait(LIMIT_S)
+        until(lambda: table._exchange.in_flight.evicted, "it has heard that it was evicted")
+        table.push({"w": torch.ones(3000)})  # void: it joins again
+        for call in (lambda: table.push({"w": torch.ones(3000)}), table.abstain):
+            with pytest.raises(ps.UsageError, match=f"job {job} has ended: its final weights"):
+                call()
+        return table.pull().result(LIMIT_S).values["w"].unique().tolist()
+
+    assert run_workers(cluster, body, num_workers=2, consistency="ssp:0", job=job)[0] == [1.0]
 
 
 def test_a_connection_that_breaks_while_the_gate_is_shut_asks_again(cluster: Cluster):
