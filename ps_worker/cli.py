@@ -184,7 +184,7 @@ def run(
     group_size = _group_size(group_size, pipeline_stages, stage, nproc)
     if servers == ALONE and nproc > 1 and group_size == 1:
         group_size = nproc
-    option = f"--pipeline-stages {pipeline_stages}" if pipeline_stages > 1 else f"--group-size {group_size}"
+    option = "--pipeline-stages" if pipeline_stages > 1 else "--group-size"
     num_workers = _count(servers, num_workers, nproc, group_size, option)
     _, most = parse_size(num_workers or "1", "--num-workers")
     if not module and not script.is_file():
@@ -318,15 +318,15 @@ def _set_snapshots(
 def _count(servers: str, num_workers: str | None, nproc: int, group_size: int, option: str) -> str | None:
     """Workers that the job waits for; None: the launcher of a group's ranks says it.
 
-    `option` says how many processes a worker has.
+    `option` is the one that says how many processes a worker has.
     """
     if servers == ALONE and nproc not in (1, group_size):
         raise UsageError(
-            f"--nproc {nproc} with {option} and --servers {ALONE}: without servers all processes are one "
-            f"worker; leave {option.split(maxsplit=1)[0]} out"
+            f"--nproc {nproc} with {option} {group_size} and --servers {ALONE}: without servers all "
+            f"processes are one worker; leave {option} out"
         )
     if nproc > 1 and nproc % group_size:
-        raise UsageError(f"--nproc {nproc} is no multiple of {option}")
+        raise UsageError(f"--nproc {nproc} is no multiple of {option} {group_size}")
     if num_workers is None and (nproc > 1 or group_size == 1):
         return str(nproc // group_size)
     return num_workers

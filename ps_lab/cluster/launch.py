@@ -60,8 +60,8 @@ def check_job(
         )
     size = max(group_size, pipeline_stages)
     if nproc not in (None, size):
-        said = f"--pipeline-stages {size}" if pipeline_stages > 1 else f"--group-size {size}"
-        raise UsageError(f"--nproc {nproc}: each worker has {size} processes, as {said} says")
+        option = "--pipeline-stages" if pipeline_stages > 1 else "--group-size"
+        raise UsageError(f"--nproc {nproc}: each worker has {size} processes, as {option} {size} says")
     if not script.is_file():
         raise UsageError(f"{script} is not a file; the training script comes after the options")
     return Job(

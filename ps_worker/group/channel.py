@@ -254,23 +254,21 @@ class Channel:
         """
         if not self._places or self._script != threading.get_ident():
             return
-        heard = []
+        me, heard = self.ranks.rank, {rank: self._kept[rank, False] for rank in self._all_others}
         with self._whole():
-            for rank in self._all_others:
+            for rank in heard:
                 with suppress(Gone):  # it may have left in order; who waits for it finds that
                     self._here(rank, len(self._places))
-                heard.append(self._kept[rank, False])
-        me = self.ranks.rank
-        for rank, theirs in zip(self._all_others, heard, strict=True):
+        for rank, theirs in heard.items():
             for mine, said in zip(self._places, theirs, strict=False):
                 if me == 0:
                     self._compare(str(mine.fields.get("what")), rank, said)
                 elif rank == 0:
                     self._compare(str(said.fields.get("what")), me, mine)
-        for _ in range(min([len(self._places), *map(len, heard)])):
-            self._places.popleft()
-            for rank in self._all_others:
-                self._kept[rank, False].popleft()
+        passed = self._places, *heard.values()
+        for _ in range(min(map(len, passed))):
+            for words in passed:
+                words.popleft()
 
     def all_have_said(self) -> bool:
         """Whether what all ranks say next, and not late, is here, so that `hear_all` waits for none of them.

@@ -698,8 +698,8 @@ MUTANTS = (
     Mutant(
         name="beside: a place that all have passed is compared with the next",
         file="ps_worker/group/channel.py",
-        text="            self._places.popleft()\n            for rank in self._all_others:\n                self._kept",
-        fault="            for rank in self._all_others:\n                self._kept",
+        text="            for words in passed:\n",
+        fault="            for words in passed[1:]:\n",
         tests=(
             f"{CHANNEL}::test_a_script_waits_for_nobody_where_it_stands_and_each_place_is_compared_in_its_turn",
             f"{CHANNEL}::test_scripts_that_stand_at_the_same_place_compare_it_before_what_they_say_next",

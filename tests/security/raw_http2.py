@@ -61,15 +61,14 @@ class Connection:
                     self._socket.sendall(_frame(SETTINGS, ACK, 0, b""))
             yield kind, flags, stream
 
-    def ended(self, streams: set[int], but: int = 0) -> None:
-        """Returns when the server has ended these, but for so many, whichever they are."""
-        left = set(streams)
+    def ended(self, streams: set[int]) -> None:
+        """Returns when the server has ended these."""
         for kind, flags, stream in self.frames():
             if kind == RST_STREAM or (flags & END_STREAM and kind in (DATA, HEADERS)):
-                left.discard(stream)
-            if len(left) <= but:
+                streams.discard(stream)
+            if not streams:
                 return
-        raise AssertionError(f"the connection ended, and streams {left} did not")
+        raise AssertionError(f"the connection ended, and streams {streams} did not")
 
     def _take(self, size: int) -> bytes | None:
         while len(self._received) < size:

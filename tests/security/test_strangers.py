@@ -44,8 +44,14 @@ def test_messages_that_never_become_whole_are_few_and_end(server: Cluster, monke
     """The oldest go for newcomers, the last ones when their time is over; probes are answered meanwhile."""
     monkeypatch.setattr(health, "READ_LIMIT_S", LIMIT_S * 10)
     with Connection(server.servers, LIMIT_S) as stranger:
-        begun = {stranger.begin(CHECK, 15 << 20, bytes(1000)) for _ in range(health.MAX_READING + 5)}
-        stranger.ended(begun, but=health.MAX_READING)  # gRPC may begin calls that come together in any order
+        oldest = {stranger.begin(CHECK, 15 << 20, bytes(1000)) for _ in range(5)}
+        reading = server.shards[0]._health._reading
+        until(
+            lambda: len(reading) == 5, "the oldest are read"
+        )  # gRPC may begin calls that come together in any order
+        for _ in range(health.MAX_READING):
+            stranger.begin(CHECK, 15 << 20, bytes(1000))
+        stranger.ended(oldest)
         assert is_serving(server.servers, timeout_s=LIMIT_S)
     monkeypatch.setattr(health, "READ_LIMIT_S", 0.2)
     with Connection(server.servers, LIMIT_S) as stranger:
