@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         name="cell: memory that was left is used again while it is read",
         file=WEIGHTS,
-        text="free = [memory for memory, held in self._left if not any(reply.held for reply in held)]",
-        fault="free = [memory for memory, held in self._left]",
+        text="[reply for reply in replies if reply.held])\n",
+        fault="[])\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(
@@ -201,8 +201,8 @@ MUTANTS = (
     Mutant(
         name="cell: weights move without their values",
         file=WEIGHTS,
-        text="        before, self.now = self.now, self._unread()\n        self.now.copy_(before)\n",
-        fault="        before, self.now = self.now, self._unread()\n",
+        text="        self._move()\n        self.now.copy_(before)\n",
+        fault="        self._move()\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
     ),
     Mutant(
@@ -248,10 +248,10 @@ MUTANTS = (
         tests=("tests/unit/ps_server/shard/optimizer/test_plain_step.py",),
     ),
     Mutant(
-        name="steppers: a step is turned to that was not made",
+        name="steppers: a step that was made ahead is taken again",
         file=STEPPERS,
-        text="    if not bound.weights.ahead:\n        return False\n",
-        fault="",
+        text="    if weights.ahead:\n        weights.next()\n        return True\n    assert average",
+        fault="    assert average",
         tests=("tests/unit/ps_server/shard/optimizer/test_kernels.py",),
     ),
     Mutant(

@@ -397,9 +397,30 @@ MUTANTS = (
     Mutant(
         name="weights: a version ahead is written over what a reply leaves from",
         file="ps_server/shard/optimizer/versioned_weights.py",
-        text="            if held := self._pop_held():\n                self._left.append((before, held))\n            else:\n",
-        fault="            if True:\n",
+        text="        if held:\n            self._left.append((memory, held))\n        else:\n",
+        fault="        if True:\n",
         tests=(f"{VERSIONED}::test_memory_that_a_reply_leaves_from_is_no_room_for_a_version_ahead",),
+    ),
+    Mutant(
+        name="weights: memory that replies have left from is not used for a version ahead",
+        file="ps_server/shard/optimizer/versioned_weights.py",
+        text="            self._look_at_left()\n",
+        fault="",
+        tests=(f"{VERSIONED}::test_memory_that_replies_left_from_is_used_for_versions_ahead",),
+    ),
+    Mutant(
+        name="weights: what is carried shows what was written ahead",
+        file="ps_server/shard/optimizer/versioned_weights.py",
+        text="        elif self.ahead:\n            self.wrote_ahead(False)\n",
+        fault="",
+        tests=(f"{KERNELS}::test_weights_that_are_carried_after_a_step_ahead_are_those_of_before",),
+    ),
+    Mutant(
+        name="spares: all that was ever held by replies is kept",
+        file="ps_server/shard/optimizer/spares.py",
+        text="        if len(kept) < KEPT:\n            kept",
+        fault="        if True:\n            kept",
+        tests=(f"{VERSIONED}::test_more_spares_than_a_table_can_use_are_not_kept",),
     ),
     Mutant(
         name="weights: where a step along was not finite its worker keeps what it made",

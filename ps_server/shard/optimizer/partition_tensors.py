@@ -158,7 +158,7 @@ class PartitionTensors:
             self._bound.rebind()
 
     def step_ahead(self, terms: Sequence[torch.Tensor], group: Group, ranks: int = 1) -> bool:
-        """Writes what a step with the mean of these comes to into the other half, where one pass can do that.
+        """Writes what a step with the mean of these comes to beside the weights, where one pass can do that.
 
         Args:
             terms: of shape (E,) each, in rank order, a value in each piece.
@@ -171,7 +171,7 @@ class PartitionTensors:
         if self._bound is None:
             return False
         stepper, rate = self._ways(self._bound, group)[0]
-        return stepper is steppers.ONE_PASS and steppers.step_ahead(self._bound, rate, terms, ranks)
+        return stepper is steppers.PLAIN and steppers.step_ahead(self._bound, rate, terms, ranks)
 
     def step_along(self, gradient: torch.Tensor, group: Group, copy: torch.Tensor) -> bool:
         """Writes what a step comes to beside the weights, and a copy of that, where one pass can do it.

@@ -55,28 +55,23 @@ def plain_rate(bound: BoundOptimizer, group: Group) -> float | None:
     return rate if wide else None
 
 
-def _one_pass_rate(bound: BoundOptimizer, group: Group) -> float | None:
-    """Only where weights have another half to be written to: the mean of gradients is not kept."""
-    return None if bound.weights.other is None else plain_rate(bound, group)
-
-
 def step_ahead(bound: BoundOptimizer, rate: float, terms: Sequence[torch.Tensor], ranks: int) -> bool:
-    """Writes what a plain step with the mean of gradients comes to into the other half, in one pass over all.
+    """Writes what a plain step with the mean of gradients comes to where the next version may be, in a pass.
 
     Args:
         bound: whose weights are to have that version next.
-        rate: as `ONE_PASS` fits.
+        rate: as `PLAIN` fits.
         terms: of shape (E,) each, in rank order, a value in each piece.
         ranks: how many of them, one behind the other, are the mean of one gradient.
 
     Returns:
         Whether all of it is finite, and the step only has to be turned to; else it is to be taken otherwise.
     """
-    weights = bound.weights
-    if weights.other is None or kernels.KERNELS is None or not kernels.fit([*terms, weights.other]):
+    weights, built = bound.weights, kernels.KERNELS
+    if built is None or not kernels.fit([*terms, weights.now]):
         return False
     with trace.span("mean and step"):
-        whole = kernels.KERNELS.mean_step(terms, weights.now, rate, weights.other, ranks)
+        whole = built.mean_step(terms, weights.now, rate, weights.room(), ranks)
     return weights.wrote_ahead(whole)
 
 
@@ -101,13 +96,6 @@ def step_along(bound: BoundOptimizer, rate: float, gradient: torch.Tensor, copy:
     if not whole:
         copy.copy_(weights.now)
     return weights.wrote_ahead(whole)
-
-
-def _turn(bound: BoundOptimizer, _rate: float, _average: torch.Tensor | None, _flags: Sequence[bool]) -> bool:
-    if not bound.weights.ahead:
-        return False
-    bound.weights.next()
-    return True
 
 
 def _plain(bound: BoundOptimizer, rate: float, average: torch.Tensor | None, flags: Sequence[bool]) -> bool:
@@ -168,12 +156,11 @@ def _in_place(
     return True
 
 
-ONE_PASS = Stepper(name="mean and step in one pass", fits=_one_pass_rate, run=_turn)
 PLAIN = Stepper(name="plain SGD out of place", fits=plain_rate, run=_plain)
 ACROSS = Stepper(name="Adam from one half into the other", fits=_crossing, run=_across)
 IN_PLACE = Stepper(name="torch in place", fits=_always, run=_in_place)
 
-STEPPERS: tuple[Stepper[Any], ...] = (ONE_PASS, PLAIN, ACROSS, IN_PLACE)
+STEPPERS: tuple[Stepper[Any], ...] = (PLAIN, ACROSS, IN_PLACE)
 
 
 def fitting(bound: BoundOptimizer, group: Group) -> list[tuple[Stepper[Any], Any]]:

@@ -30,7 +30,7 @@ class VersionedWeights:
 
     Attributes:
         now: the weights, shape (E,).
-        other: the half that the next version is to be written into, shape (E,); None: `now` is changed.
+        other: the half that the next version is to be written into, shape (E,); None: there is none.
         ahead: that version is there already, in what `room` gave.
     """
 
@@ -57,19 +57,13 @@ class VersionedWeights:
     def next(self) -> torch.Tensor:
         """Where the next version is to be written at once, shape (E,): it is `now` from here on.
 
-        It is the other half, the same memory, or where a reply is still sent from that, memory of its own.
+        It is the other half, what was written ahead, or the same memory; where a reply is still sent from
+        that, memory of its own.
         """
         if self.other is not None:
             self.now, self.other = self.other, self.now
-        elif self.ahead:
-            before, self.now, self._room = self.now, self.room(), None
-            if held := self._pop_held():
-                self._left.append((before, held))
-            else:
-                self._spares.give(before)
-        elif held := self._pop_held():
-            before, self.now = self.now, self._unread()
-            self._left.append((before, held))
+        elif self.ahead or self._held():
+            self._move()
         self.ahead = False
         return self.now
 
@@ -78,6 +72,7 @@ class VersionedWeights:
         if self.other is not None:
             return self.other
         if self._room is None:
+            self._look_at_left()
             self._room = self._spares.take(self.now)
         return self._room
 
@@ -95,6 +90,8 @@ class VersionedWeights:
         if self.other is not None:
             before = self.now
             self.next().copy_(before)
+        elif self.ahead:
+            self.wrote_ahead(False)
 
     def sent(self, reply: Message) -> None:
         """A reply whose payload is `now` has been made, and will be given to outlets before the next one."""
@@ -107,20 +104,26 @@ class VersionedWeights:
 
     def make_writable(self) -> bool:
         """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
-        if self.other is not None or not (held := self._pop_held()):
+        if self.other is not None or not self._held():
             return False
-        before, self.now = self.now, self._unread()
+        before = self.now
+        self._move()
         self.now.copy_(before)
-        self._left.append((before, held))
         return True
 
-    def _pop_held(self) -> list[Message]:
-        held, self._replies = self._held(), []
-        return held
+    def _move(self) -> None:
+        """Goes on in other memory; what is left is a spare once nobody reads it."""
+        before, self.now, self._room = self.now, self.room(), None
+        self._leave(before, self._held())
+        self._replies = []
 
-    def _unread(self) -> torch.Tensor:
-        """Memory that nobody reads; of such, what is not needed is freed."""
-        still = [(memory, held) for memory, held in self._left if any(reply.held for reply in held)]
-        free = [memory for memory, held in self._left if not any(reply.held for reply in held)]
-        self._left = still
-        return free[0] if free else torch.empty_like(self.now)
+    def _leave(self, memory: torch.Tensor, held: list[Message]) -> None:
+        if held:
+            self._left.append((memory, held))
+        else:
+            self._spares.give(memory)
+
+    def _look_at_left(self) -> None:
+        left, self._left = self._left, []
+        for memory, replies in left:
+            self._leave(memory, [reply for reply in replies if reply.held])

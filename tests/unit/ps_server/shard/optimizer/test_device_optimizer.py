@@ -86,7 +86,7 @@ def test_no_way_past_the_device_is_taken():
             if make is not PieceOptimizer:
                 assert ways == [steppers.IN_PLACE]
             elif name == "SGD":
-                assert ways == [steppers.ONE_PASS, steppers.PLAIN, steppers.IN_PLACE]
+                assert ways == [steppers.PLAIN, steppers.IN_PLACE]
 
 
 def test_on_the_host_nothing_is_copied():

@@ -97,13 +97,21 @@ def test_the_last_way_takes_everything():
     assert steppers.STEPPERS[-1] is steppers.IN_PLACE
 
 
-def test_weights_that_come_to_lie_in_two_halves_are_looked_at_again():
+def test_weights_that_come_to_lie_in_two_halves_are_looked_at_again(monkeypatch: pytest.MonkeyPatch):
+    """There are ways that only halves have."""
+    looked, fitting = [], steppers.fitting
+
+    def look(made: BoundOptimizer, group: Any) -> Any:
+        looked.append([stepper for stepper, _ in fitting(made, group)])
+        return fitting(made, group)
+
+    monkeypatch.setattr(steppers, "fitting", look)
+    adam: Any = (("betas", (0.9, 0.999)), ("eps", 1e-8), ("lr", 0.1), ("weight_decay", 0.0))
     piece = Piece(parameter=0, offset=0, parameter_offset=0, numel=4)
-    values = PartitionTensors(torch.zeros(4), [piece], partial(PieceOptimizer, "SGD", PLAIN))
-    gradients = [torch.ones(4)]
-    assert not values.step_ahead(gradients, PLAIN)
+    values = PartitionTensors(torch.zeros(4), [piece], partial(PieceOptimizer, "Adam", adam))
+    values.apply(torch.ones(4), [True], adam)
     values.double((torch.zeros(4), torch.zeros(4)), 0, loaded=True)
-    if kernels.KERNELS is not None:
-        assert values.step_ahead(gradients, PLAIN)
-        values.apply(None, [True], PLAIN)
-        assert torch.equal(values.now, torch.full((4,), -0.37))
+    values.apply(torch.ones(4), [True], adam)
+    assert steppers.ACROSS not in looked[0]
+    assert len(looked) == 2
+    assert kernels.KERNELS is None or steppers.ACROSS in looked[1]

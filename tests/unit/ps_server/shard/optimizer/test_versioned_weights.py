@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from ps_server.shard.optimizer.spares import Spares
+from ps_server.shard.optimizer.spares import KEPT, Spares
 from ps_server.shard.optimizer.versioned_weights import VersionedWeights
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import Message
@@ -124,6 +124,29 @@ def test_memory_that_a_reply_leaves_from_is_no_room_for_a_version_ahead():
         weights.wrote_ahead(True)
         weights.next()
     assert held.encoded().endswith(torch.zeros(8).numpy().tobytes())
+
+
+def test_memory_that_replies_left_from_is_used_for_versions_ahead():
+    """A peer that is always late costs one partition more, not one a version."""
+    weights = VersionedWeights(torch.zeros(8))
+    seen, late = set(), reply(weights)
+    for version in range(1, 9):
+        weights.room().fill_(version)
+        weights.wrote_ahead(True)
+        seen.add(weights.next().data_ptr())
+        late.release()
+        late = reply(weights)
+    assert len(seen) == 2
+
+
+def test_more_spares_than_a_table_can_use_are_not_kept():
+    """Many replies that are late at once are no reason to keep their memory."""
+    spares = Spares()
+    every = [torch.zeros(8) for _ in range(2 * KEPT)]
+    for memory in every:
+        spares.give(memory)
+    again = [spares.take(torch.empty(8)) for _ in every]
+    assert sum(any(memory is one for one in every) for memory in again) == KEPT
 
 
 @pytest.mark.parametrize("optimizer", HYPER)
