@@ -74,10 +74,10 @@ class Looks:
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **options: Any) -> Any:
             begun = time.perf_counter(), time.thread_time()
             try:
-                return function(*arguments)
+                return function(*arguments, **options)
             finally:
                 self.cpu_s += time.thread_time() - begun[1]
                 self.wall_s += time.perf_counter() - begun[0]
