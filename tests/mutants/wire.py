@@ -413,21 +413,16 @@ MUTANTS = (
         file="ps_server/shard/optimizer/versioned_weights.py",
         text="        elif self.ahead:\n            self.wrote_ahead(False)\n",
         fault="",
-        tests=(f"{KERNELS}::test_weights_that_are_carried_after_a_step_ahead_are_those_of_before",),
+        tests=(
+            f"{VERSIONED}::test_weights_that_are_carried_after_a_version_was_written_ahead_are_those_of_before",
+        ),
     ),
     Mutant(
         name="spares: all that was ever held by replies is kept",
         file="ps_server/shard/optimizer/spares.py",
-        text="if len(self._free) > self._kept else",
-        fault="if False else",
-        tests=(f"{VERSIONED}::test_spares_are_as_many_as_steps_under_way_of_whatever_size",),
-    ),
-    Mutant(
-        name="spares: memory of another dtype is taken",
-        file="ps_server/shard/optimizer/spares.py",
-        text="self._free[at].dtype is like.dtype and ",
-        fault="",
-        tests=(f"{VERSIONED}::test_a_spare_of_another_dtype_is_none",),
+        text="        if len(kept) < KEPT:\n            kept",
+        fault="        if True:\n            kept",
+        tests=(f"{VERSIONED}::test_more_spares_than_a_table_can_use_are_not_kept",),
     ),
     Mutant(
         name="weights: where a step along was not finite its worker keeps what it made",

@@ -158,7 +158,7 @@ class PartitionTensors:
             self._bound.rebind()
 
     def step_ahead(self, terms: Sequence[torch.Tensor], group: Group, ranks: int = 1) -> bool:
-        """Writes what a step with the mean of these comes to beside the weights, where one pass can do that.
+        """Writes what a step with the mean of these comes to into the other half, where one pass can do that.
 
         Args:
             terms: of shape (E,) each, in rank order, a value in each piece.

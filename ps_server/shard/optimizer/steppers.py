@@ -56,7 +56,9 @@ def plain_rate(bound: BoundOptimizer, group: Group) -> float | None:
 
 
 def step_ahead(bound: BoundOptimizer, rate: float, terms: Sequence[torch.Tensor], ranks: int) -> bool:
-    """Writes what a plain step with the mean of gradients comes to where the next version may be, in a pass.
+    """Writes what a plain step with the mean of gradients comes to into the other half, in one pass over all.
+
+    Weights in one memory have none: memory for each version would hold them twice.
 
     Args:
         bound: whose weights are to have that version next.
@@ -68,10 +70,10 @@ def step_ahead(bound: BoundOptimizer, rate: float, terms: Sequence[torch.Tensor]
         Whether all of it is finite, and the step only has to be turned to; else it is to be taken otherwise.
     """
     weights, built = bound.weights, kernels.KERNELS
-    if built is None or not kernels.fit([*terms, weights.now]):
+    if built is None or weights.other is None or not kernels.fit([*terms, weights.now]):
         return False
     with trace.span("mean and step"):
-        whole = built.mean_step(terms, weights.now, rate, weights.room(), ranks)
+        whole = built.mean_step(terms, weights.now, rate, weights.other, ranks)
     return weights.wrote_ahead(whole)
 
 

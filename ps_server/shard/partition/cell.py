@@ -172,7 +172,7 @@ class Cell:
                 self._close_now()  # it was acknowledged: whoever goes on may do so at once
             gradient, found = None if contribution.abstains else gradient_of(contribution), None
             at_once = gradient is not None and not self.machine.gate.aggregates
-            if gradient is not None and at_once and not self._steps_at_once(contribution, gradient, outlet):
+            if gradient is not None and at_once and not self._steps_along(contribution, gradient, outlet):
                 found = self.screening.nonfinite(gradient.values)
             if found is not None:
                 actions = self.machine.push(replace(contribution, payload=None), now_s)
@@ -435,18 +435,16 @@ class Cell:
         terms, ranks = terms_of(gradients)
         return self.values.step_ahead(terms, group, ranks)
 
-    def _steps_at_once(self, contribution: Contribution, gradient: Gradient, outlet: Outlet) -> bool:
+    def _steps_along(self, contribution: Contribution, gradient: Gradient, outlet: Outlet) -> bool:
         """Makes the next weights in one pass, also where their worker waits, if the push is applied now."""
-        if not (self.machine.applies(contribution) and all(gradient.present)):
+        if not (self.machine.applies(contribution) and all(gradient.present) and len(gradient.terms) == 1):
             return False
-        group, terms = gradient.hyper.groups[self.group], gradient.terms
+        group = gradient.hyper.groups[self.group]
 
         def step(place: SharedPlace) -> bool:
-            return self.values.step_along(terms[0], group, as_tensor(place, self.values.now.dtype))
+            return self.values.step_along(gradient.terms[0], group, as_tensor(place, self.values.now.dtype))
 
-        if len(terms) == 1 and outlet.write_along(self._table, self._index, self.machine.version + 1, step):
-            return True
-        return self.values.step_ahead(terms, group, len(terms))
+        return outlet.write_along(self._table, self._index, self.machine.version + 1, step)
 
     def add_to(self, totals: Totals) -> None:
         """Adds its figures; waits for the lock, as all that is asked of a cell from outside does."""

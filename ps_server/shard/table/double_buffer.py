@@ -18,6 +18,22 @@ from ps_wire.sockets.shared_memory import SliceLayout
 from ps_wire.spec.plan import Partition, Plan
 
 
+class Region:
+    """Memory for a shard's weights of one table."""
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        """Lays it out; nothing is allocated."""
+        self._plan = plan
+        self._layout = SliceLayout(plan, shard)
+        self.nbytes = self._layout.nbytes
+
+    def of(self, memory: mmap.mmap, partition: Partition) -> torch.Tensor:
+        """One of the shard's partitions in such memory: shape (E,), E = its elements."""
+        dtype = getattr(torch, self._plan.buckets[partition.bucket].dtype)
+        start = self._layout.start_of(partition)
+        return torch.frombuffer(memory, dtype=dtype, count=partition.numel, offset=start)
+
+
 class DoubleBuffer:
     """Two halves of shared memory for the weights of one table.
 
@@ -33,12 +49,11 @@ class DoubleBuffer:
         Raises:
             OSError: the system has no descriptor or memory left, or cannot seal memory against writers.
         """
-        self._plan = plan
-        self._layout = SliceLayout(plan, shard)
+        self._region = Region(plan, shard)
         self._memory: list[mmap.mmap] = []
         self.descriptors: tuple[int, ...] = ()
         for _ in range(2):
-            descriptor, memory = shared_memory.create_readable(self._layout.nbytes)
+            descriptor, memory = shared_memory.create_readable(self._region.nbytes)
             weakref.finalize(memory, os.close, descriptor)
             lent_memory.lend(memory, descriptor)
             self.descriptors += (descriptor,)
@@ -46,10 +61,5 @@ class DoubleBuffer:
 
     def of(self, partition: Partition) -> tuple[torch.Tensor, torch.Tensor]:
         """Both halves of one of the shard's partitions, shape (E,) each; E = its elements."""
-        dtype = getattr(torch, self._plan.buckets[partition.bucket].dtype)
-        start = self._layout.start_of(partition)
-        first, second = [
-            torch.frombuffer(memory, dtype=dtype, count=partition.numel, offset=start)
-            for memory in self._memory
-        ]
+        first, second = [self._region.of(memory, partition) for memory in self._memory]
         return first, second

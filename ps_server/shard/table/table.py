@@ -6,6 +6,7 @@ connections beyond their `Outlet`, nor the coordinator.
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from ps_server.agreement.messages import Report
 from ps_server.agreement.tally import StepTally
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.mean import Scratch
-from ps_server.shard.optimizer.spares import Spares, zeros
+from ps_server.shard.optimizer.spares import Spares
 from ps_server.shard.partition.backup_machine import machine_of
 from ps_server.shard.partition.cell import Cell
 from ps_server.shard.partition.gradient import Gradient
@@ -28,7 +29,7 @@ from ps_server.shard.partition.machine import Contribution, Ledger, Pull
 from ps_server.shard.partition.screening import Screen
 from ps_server.shard.partition.totals import Totals
 from ps_server.shard.table.cuts import TableCuts
-from ps_server.shard.table.double_buffer import DoubleBuffer
+from ps_server.shard.table.double_buffer import DoubleBuffer, Region
 from ps_server.shard.table.kept_hyperparameters import LEAST_SETS, KeptHyperparameters
 from ps_server.shard.table.step_closer import StepCloser
 from ps_server.shard.table.table_state import TableState
@@ -44,7 +45,6 @@ from ps_wire.frames import meta
 from ps_wire.frames.buffer import as_tensor
 from ps_wire.frames.carrier import Message, Outlet
 from ps_wire.frames.messages import hyperparameters_from_proto, parse_message
-from ps_wire.process.cores import available_cores
 from ps_wire.spec import codec as codecs
 from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.spec.plan import Plan
@@ -110,7 +110,9 @@ class ShardTable:
         clips = spec.clip_grad_norm is not None and partitions
         clipping = Clipping(len(partitions)) if clips else None
         tally = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
-        scratch, spares, screen = Scratch(), Spares(available_cores()), Screen(nonfinite, job=job, spec=spec)
+        scratch, spares, screen = Scratch(), Spares(), Screen(nonfinite, job=job, spec=spec)
+        region = Region(plan, shard)
+        memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
         for partition in partitions:
             bucket = self.plan.buckets[partition.bucket]
             group = spec.optimizer.hyperparameters.groups[bucket.group]
@@ -118,7 +120,7 @@ class ShardTable:
                 table=spec.number,
                 index=partition.index,
                 group=bucket.group,
-                weights=zeros(partition.numel, getattr(torch, bucket.dtype)),
+                weights=region.of(memory, partition),
                 pieces=self.plan.pieces(partition),
                 optimizer=partial(make_optimizer, spec.optimizer.name, group),
                 machine=machine_of(gate),
