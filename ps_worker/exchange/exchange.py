@@ -5,7 +5,7 @@ shards take each push once. At most one push and one pull of a partition are und
 Region ownership: from `push` until its ACK, or until FREE if that says LENT, the partition's gradient memory
 belongs to the exchange, and so does what it was rounded into. Weights are written between `pull` and the
 last answer, by the receiving threads or by a shard; then they belong to whoever reads them for `when_pulled`,
-and the next `pull` waits for it. What `ask_ahead` asked for is written sooner, where nobody reads.
+and the next `pull` waits for it. What an early `push` asked for is written sooner, where nobody reads.
 
 It has no lock: `InFlight` guards what is under way, `TableMemory` what is mapped. Everything else is written
 by the user's thread, and replaced as a whole where connections' threads read it. In a group buckets that
@@ -128,7 +128,7 @@ class Exchange:
         self.bytes_pushed = 0
         self._traffic = traffic
         self._ahead = ahead
-        self._pushed: list[int] = []  # in backward, and their weights were not asked for yet
+        self._pushed: list[int] = []  # early, and their weights were not asked for yet
         self._pushed_for = -1  # at this clock
         self._bounded = bounded
         self._decided = decided
@@ -153,8 +153,12 @@ class Exchange:
             self.brings = [self.partitions[index] for index in self._ranks.brings]
             if sharing is Sharing.MAPPED and len(self._ranks.descriptors) <= MAX_RANKS:
                 self._of_ranks = tuple(self._ranks.descriptors)
+        alone = self._ranks is None  # else weights are shown when those of all ranks are here
         self.in_flight = InFlight(
-            shard_of, show=self.memory.show, skips=backup, pulled=[it.index for it in self._own]
+            shard_of,
+            show=self.memory.show if alone else lambda _: None,
+            skips=backup,
+            pulled=[it.index for it in self._own],
         )
         self._rank_weights: RankWeights | None = None
         if self._ranks is not None:
@@ -276,6 +280,8 @@ class Exchange:
         """
         if self._ranks is None:
             self._push(partitions, step=step, weight=weight, present=present)
+            if early:
+                self._ask_ahead([it.index for it in partitions], step + 1)
             return
         if not early:
             self._ranks.arrive(step)
@@ -290,7 +296,7 @@ class Exchange:
             apart=bool(self._of_ranks and self.memory.descriptors),
         )
         if beside is not None and (early or beside.used):
-            beside.put(bucket, lambda: self._push_reduced(reduce(waits=True), step))
+            beside.put(bucket, lambda: self._push_reduced(reduce(waits=True), step, early=early))
         else:
             self._push_reduced(reduce(waits=False), step)
 
@@ -306,10 +312,12 @@ class Exchange:
         if ranks.beside is not None and ranks.beside.used:
             ranks.beside.wait()
 
-    def _push_reduced(self, ready: Sequence[Reduced], step: int) -> None:
+    def _push_reduced(self, ready: Sequence[Reduced], step: int, *, early: bool = False) -> None:
         for it in ready:
             partitions = [self.partitions[index] for index in it.partitions]
             self._push(partitions, step=step, weight=it.weight, present=it.present, terms=it.terms)
+            if early:
+                self._ask_ahead(it.partitions, step + 1)
 
     def _push(
         self,
@@ -375,15 +383,15 @@ class Exchange:
         if self._rank_weights is not None:
             self._rank_weights.go_on()
 
-    def ask_ahead(self, partitions: Sequence[Partition], *, step: int) -> None:
-        """These partitions were pushed, and backward is running: asks for weights of those pushed before.
+    def _ask_ahead(self, indices: Sequence[int], step: int) -> None:
+        """These were pushed right now, and backward is running: asks for weights of those pushed before.
 
         It asks where the shards have all of these pushes by now. Where they have not, the link has enough to
         do with pushes, which weights would only hold up. They land where those of the version before lay,
         which nobody reads. `pull` asks for the rest.
 
         Args:
-            partitions: of the plan, pushed right now.
+            indices: of partitions.
             step: the next clock.
         """
         if not self._ahead:
@@ -395,7 +403,7 @@ class Exchange:
             self._send_asked(asked)
             self.in_flight.note_ahead(asked)
             pushed = []
-        self._pushed, self._pushed_for = [*pushed, *[it.index for it in partitions]], step
+        self._pushed, self._pushed_for = [*pushed, *indices], step
 
     @waits("workers that are behind, further than ssp lets this one run ahead")
     def pass_gate(self, step: int) -> None:

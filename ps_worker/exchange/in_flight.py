@@ -100,7 +100,7 @@ class InFlight:
         Args:
             shard_of: by partition, the shard that holds it.
             show: called with the version when all weights that were asked for are here, under the lock and
-                before anybody is told of it. It waits for nothing.
+                before anybody is told of it. It waits for nothing. In a group others are missing then.
             skips: weights may be of a later step than they were asked for (backup workers).
             pulled: the partitions that are asked for, ascending; None: all.
         """
@@ -279,7 +279,6 @@ class InFlight:
             self._raise_failed()
             for partition, version in versions.items():
                 self.versions[partition] = version
-            self._show(max(versions.values(), default=0))
 
     def spread_over_ranks(self, spread: int) -> None:
         """All are here, with this spread."""

@@ -108,11 +108,13 @@ class RankTraffic(Protocol):
         self,
         step: int,
         arrive: Callable[[], Sequence[int]],
-        weights: Callable[[], Sequence[torch.Tensor]],
+        weights: Callable[[int], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
         bucket: int | None = None,
     ) -> Versions:
         """Called when weights are waited for; `arrive` waits for those that this rank owns.
+
+        `weights` gives the flat weights of a version, by bucket, once they are here.
 
         Those of the shards in `mapped` are seen where the shards have them. Where weights come by bucket it
         is called with each, by all ranks in the same order, and gives versions of that bucket's partitions.

@@ -136,7 +136,7 @@ class RankWeights:
             return self._ranks.spread(
                 self._clock,
                 arrive,
-                lambda: self._memory.weights.tensors,
+                lambda version: self._memory.of(version).tensors,
                 lambda: stack.enter_context(self._memory.held()),
                 bucket,
             )
@@ -149,7 +149,8 @@ class RankWeights:
                 self._memory.on_arrival(partition)
 
     def _tell(self, clock: int, spread: int) -> None:
-        """Those of all partitions are on all ranks, with that spread at that clock."""
+        """Those of all partitions are on all ranks, with that spread at that clock: they are shown."""
+        self._memory.show(max(self._in_flight.versions, default=0))
         self._in_flight.spread_over_ranks(spread)
         if self._traffic is not None:
             self._traffic.spread(clock - 1, spread)

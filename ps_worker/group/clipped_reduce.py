@@ -115,7 +115,7 @@ class ClippedReduce:
         self,
         step: int,
         arrive: Callable[[], Sequence[int]],
-        weights: Callable[[], Sequence[torch.Tensor]],
+        weights: Callable[[int], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
         bucket: int | None = None,
     ) -> Versions:

@@ -394,7 +394,7 @@ class GradientReduce:
         self,
         step: int,
         arrive: Callable[[], Sequence[int]],
-        weights: Callable[[], Sequence[torch.Tensor]],
+        weights: Callable[[int], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
         bucket: int | None = None,
     ) -> Versions:
@@ -403,7 +403,8 @@ class GradientReduce:
         Args:
             step: the clock at which they were asked for.
             arrive: waits until those that this rank owns are here, and gives versions by partition.
-            weights: flat, by bucket, once they are here; written in place where another rank owns them.
+            weights: flat, by bucket, of that version, once they are here; written in place where another
+                rank owns them.
             mapped: once they are here, the shards whose weights this rank sees where the shard has them.
             bucket: whose weights alone are meant, of `by_bucket`; called beside the script. None: all.
 
@@ -418,10 +419,11 @@ class GradientReduce:
         arrived = self._arrived[bucket]
         said = channel.share(name, arrived.wait(arrive, mapped))
         versions = arrived.versions(said)
+        flat = weights(max(versions, default=0))
         if self._collectives is not None:
-            self._collectives.gather(weights())
+            self._collectives.gather(flat)
         else:
-            self._send(weights(), arrived.mapped(said), partitions)
+            self._send(flat, arrived.mapped(said), partitions)
         if self._header.ends and bucket is None:
             self._ending.agree()
         return Versions(newest=versions, clock=step, spread=spread_of(versions))

@@ -302,7 +302,7 @@ class StageTraffic:
         self,
         step: int,
         arrive: Callable[[], Sequence[int]],
-        weights: Callable[[], Sequence[torch.Tensor]],
+        weights: Callable[[int], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
         bucket: int | None = None,  # noqa: ARG002 - all of them at once
     ) -> Versions:
@@ -329,7 +329,7 @@ class StageTraffic:
         else:  # late, too: of one stage in its schedule, of another before that
             every = self._channel.hear_all(self._channel.say(what, mine))
             self._heard(step, every)
-            self._bring_back(weights(), self._arrived.mapped(every))
+            self._bring_back(weights(max(self._versions, default=0)), self._arrived.mapped(every))
         if self._ends:
             self._ending.agree()
         for index, version in zip(self.owned, mine["versions"], strict=True):

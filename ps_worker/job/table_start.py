@@ -230,7 +230,7 @@ class TableStart:
         """Of a new table; its payloads travel where there can be no memory to share, as over `uds`."""
         plan = Plan(spec, self._presence.num_shards)
         sharing = self._sharing(plan, pulls=pulls)
-        alone = self._group is None and spec.clip_grad_norm is None
+        on_host = device is None and spec.clip_grad_norm is None
         make = partial(
             Exchange,
             table=spec.number,
@@ -262,7 +262,7 @@ class TableStart:
             return make(
                 sharing=sharing,
                 lends=self._lends and device is None,
-                ahead=sharing is Sharing.PRIVATE and alone and self._plain(pulls=pulls),
+                ahead=sharing is Sharing.PRIVATE and on_host and self._plain(pulls=pulls),
             )
         except OSError as error:
             if self._settings.carrier is Carrier.SHM:

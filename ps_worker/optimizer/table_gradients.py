@@ -186,8 +186,6 @@ class TableGradients:
             weight = self._first.weigh()
             self._first.begin(self.started.number, self.step)
             bucket.push(step=self.step, weight=weight)
-            if bucket.early:
-                self.exchange.ask_ahead(bucket.partitions, step=self.step + 1)
 
     def copy_all(self, unscale: Unscale | None) -> float:
         """Copies every bucket, sends none; returns the sum of squares of all elements."""

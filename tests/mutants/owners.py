@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         name="owners: each rank pulls the whole model",
         file="ps_worker/exchange/exchange.py",
-        text="pulled=[it.index for it in self._own]\n",
-        fault="pulled=None\n",
+        text="pulled=[it.index for it in self._own],\n",
+        fault="pulled=None,\n",
         tests=(
             f"{GROUPS}::test_each_rank_pushes_and_pulls_its_part_of_the_model_itself_and_the_job_knows_workers_alone",
         ),

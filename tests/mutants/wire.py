@@ -19,6 +19,10 @@ VERSIONED = "tests/unit/ps_server/shard/optimizer/test_versioned_weights.py"
 KERNELS = "tests/unit/ps_server/shard/optimizer/test_kernels.py"
 AHEAD = "tests/component/wrap/test_weights_ahead.py"
 MONITOR = "tests/unit/ps_worker/exchange/test_in_flight.py"
+OF_RANKS = (
+    "tests/unit/ps_worker/exchange/test_early_pushes.py"
+    "::test_weights_of_what_a_rank_owns_are_asked_for_beside_and_shown_when_all_ranks_have_all"
+)
 
 MUTANTS = (
     Mutant(
@@ -84,6 +88,34 @@ MUTANTS = (
         tests=(f"{AHEAD}::test_weights_of_layers_that_backward_is_done_with_come_before_it_is_over",),
     ),
     Mutant(
+        name="ahead: a rank asks for nothing while backward is running",
+        file="ps_worker/exchange/exchange.py",
+        text="                self._ask_ahead(it.partitions, step + 1)\n",
+        fault="                pass\n",
+        tests=(OF_RANKS,),
+    ),
+    Mutant(
+        name="ahead: a group's weights are shown when those of one rank are here",
+        file="ps_worker/exchange/exchange.py",
+        text="            show=self.memory.show if alone else lambda _: None,\n",
+        fault="            show=self.memory.show,\n",
+        tests=(OF_RANKS,),
+    ),
+    Mutant(
+        name="ahead: a group's weights are never shown",
+        file="ps_worker/exchange/rank_weights.py",
+        text="        self._memory.show(max(self._in_flight.versions, default=0))\n",
+        fault="",
+        tests=(OF_RANKS,),
+    ),
+    Mutant(
+        name="ahead: those of other ranks are written over what backward reads",
+        file="ps_worker/exchange/rank_weights.py",
+        text="                lambda version: self._memory.of(version).tensors,\n",
+        fault="                lambda _: self._memory.weights.tensors,\n",
+        tests=("tests/unit/ps_worker/exchange/test_rank_weights.py",),
+    ),
+    Mutant(
         name="ahead: versions lie apart, and those that are here where the next ones come",
         file="ps_worker/memory/table_memory.py",
         text="        self._flats = flats if version % 2 == 0 else flats[::-1]\n",
@@ -100,8 +132,8 @@ MUTANTS = (
     Mutant(
         name="ahead: over shared memory weights are asked for ahead",
         file="ps_worker/job/table_start.py",
-        text="ahead=sharing is Sharing.PRIVATE and alone",
-        fault="ahead=alone",
+        text="ahead=sharing is Sharing.PRIVATE and on_host",
+        fault="ahead=on_host",
         tests=(f"{AHEAD}::test_on_one_host_weights_have_one_place_or_are_mapped",),
     ),
     Mutant(

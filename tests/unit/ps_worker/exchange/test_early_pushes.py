@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from ps_wire.frames import frame as wire
+from ps_wire.frames import meta
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.exchange.exchange import Exchange
+from ps_worker.group.arrived_weights import Versions
 from ps_worker.group.beside import Beside
 from ps_worker.group.gradient_reduce import Reduced
 from ps_worker.group.lent_gradients import FlatGradients
@@ -20,7 +23,7 @@ from ps_worker.optimizer.bucket_gradients import BucketGradients
 from ps_worker.optimizer.gradient_changes import Sample
 from tests.component.sent import Sent
 from tests.unit.ps_worker.group.wires import town
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 HYPER = Hyperparameters(((("lr", 0.1),),))
 SPEC = TableSpec(
@@ -35,11 +38,11 @@ PLAN = Plan(SPEC, 1)  # a bucket for each parameter
 class Ranks:
     """A group that has this rank's gradients when `there` is set, and writes its sum over them."""
 
-    sums, descriptors = True, ()
+    sums, descriptors, by_bucket = True, (), False
 
-    def __init__(self, beside: Beside, flat: FlatGradients) -> None:
+    def __init__(self, beside: Beside, flat: FlatGradients, owned: Sequence[int]) -> None:
         self.beside = beside
-        self.owned = self.brings = range(len(flat.tensors))  # a partition for each bucket
+        self.owned = self.brings = owned  # a partition for each bucket
         self.there = threading.Event()
         self.calls: list[tuple[int, str, bool]] = []
         self.abstained: list[int] = []
@@ -53,6 +56,8 @@ class Ranks:
         assert self.there.wait(LIMIT_S)
         self.calls.append((bucket, threading.current_thread().name, waits))
         self._flat.tensors[bucket].fill_(7.0)
+        if bucket not in self.owned:
+            return []
         return [Reduced(partitions=[bucket], weight=1.0, present=present, terms=[()])]
 
     def rest(self) -> list[Reduced]:
@@ -62,18 +67,41 @@ class Ranks:
         self.abstained.append(step)
         return []
 
+    def spread(
+        self,
+        step: int,
+        arrive: Callable[[], Sequence[int]],
+        weights: Callable[[int], Sequence[torch.Tensor]],
+        mapped: Callable[[], Collection[int]],
+        _bucket: int | None,
+    ) -> Versions:
+        """The other rank's are nines."""
+        arrive()
+        assert not mapped()
+        for bucket, flat in enumerate(weights(step)):
+            if bucket not in self.owned:
+                flat.fill_(9.0)
+        return Versions(newest=[step] * PLAN.num_partitions, clock=step, spread=0)
+
 
 @pytest.fixture(name="group")
 def _group() -> Iterator[tuple[Exchange, Ranks, Sent]]:
+    with grouped(range(PLAN.num_partitions)) as group:
+        yield group
+
+
+@contextmanager
+def grouped(owned: Sequence[int], *, ahead: bool = False) -> Iterator[tuple[Exchange, Ranks, Sent]]:
+    """The exchange of one of two ranks, which owns these partitions."""
     made: list[Ranks] = []
     with town(2) as group:
         beside = Beside(group.channels[0], group.aborts[0])
 
-        def make(flat: FlatGradients, *_: object) -> Ranks:
-            made.append(Ranks(beside, flat))
+        def make(flat: FlatGradients, *_: object) -> Any:
+            made.append(Ranks(beside, flat, owned))
             return made[0]
 
-        exchange = Exchange(table=3, plan=PLAN, worker=5, incarnation=2, start=HYPER, ranks=make)  # type: ignore[arg-type]
+        exchange = Exchange(table=3, plan=PLAN, worker=5, incarnation=2, start=HYPER, ahead=ahead, ranks=make)
         connection = Sent()
         exchange.connect([connection])  # type: ignore[list-item]
         yield exchange, made[0], connection
@@ -86,9 +114,34 @@ def push(exchange: Exchange, buckets: Sequence[int], step: int, *, early: bool) 
         exchange.push(parts, step=step, weight=1.0, present=[[True]], early=early)
 
 
+def ack(exchange: Exchange, index: int, step: int) -> None:
+    exchange.receive(wire.Frame(kind=wire.Kind.ACK, table=3, partition=index, step=step, worker=5))
+
+
 def ack_all(exchange: Exchange, step: int) -> None:
     for index in range(PLAN.num_partitions):
-        exchange.receive(wire.Frame(kind=wire.Kind.ACK, table=3, partition=index, step=step, worker=5))
+        ack(exchange, index, step)
+
+
+def answer(exchange: Exchange, index: int, value: float, step: int) -> None:
+    """The weights of a partition after a step."""
+    payload = torch.full((exchange.partitions[index].numel,), value).numpy().tobytes()
+    exchange.receive(
+        wire.Frame(
+            kind=wire.Kind.PULLED,
+            table=3,
+            partition=index,
+            step=step,
+            version=step,
+            payload=payload,
+            worker=5,
+        )
+    )
+
+
+def asked(connection: Sent) -> list[list[int]]:
+    """What each PULL asks for."""
+    return [list(meta.read_listed(frame)) for frame in connection.of(wire.Kind.PULL)]
 
 
 @pytest.mark.parametrize("ends", ["rest", "abstention"])
@@ -115,6 +168,44 @@ def test_a_bucket_that_leaves_early_and_all_behind_it_are_pushed_beside_in_their
     assert ranks.calls[3:] == [(bucket, me, False) for bucket in range(3)]
 
 
+def test_weights_of_what_a_rank_owns_are_asked_for_beside_and_shown_when_all_ranks_have_all():
+    """Backward reads those of before meanwhile, and so does whoever leaves the group then."""
+    with grouped([0, 2], ahead=True) as (exchange, ranks, connection):
+        before, memory = exchange.weights, exchange.memory
+        ranks.there.set()
+        push(exchange, [0], 0, early=True)
+        until(lambda: bool(connection.of(wire.Kind.PUSH)))
+        ack(exchange, 0, 0)
+        assert not asked(connection)  # it would be all that is known to have left
+        push(exchange, [1, 2], 0, early=True)
+        until(lambda: asked(connection) == [[0]])
+        answer(exchange, 0, 5.0, 1)
+        exchange.push_rest(step=0)
+        ack(exchange, 2, 0)
+        exchange.pull(step=1)
+        assert asked(connection) == [[0], [2]]
+        answer(exchange, 2, 6.0, 1)
+        assert exchange.in_flight.all_pulled
+        assert exchange.weights is before
+        assert not any(map(torch.any, before.tensors))
+
+        exchange.wait_pulled()
+        assert exchange.weights is memory.of(1) is not before
+        assert [it.unique().tolist() for it in exchange.weights.tensors] == [[5.0], [9.0], [6.0]]
+        assert not any(map(torch.any, before.tensors))
+
+
+def test_where_weights_have_one_place_nothing_is_asked_for_beside():
+    with grouped(range(PLAN.num_partitions)) as (exchange, ranks, connection):
+        ranks.there.set()
+        for bucket in range(3):
+            push(exchange, [bucket], 0, early=True)
+            until(lambda bucket=bucket: len(connection.of(wire.Kind.PUSH)) == bucket + 1)
+            ack(exchange, bucket, 0)
+        exchange.push_rest(step=0)
+        assert not asked(connection)
+
+
 @pytest.mark.parametrize("absent", [False, True])
 def test_a_sum_over_what_was_sent_is_no_change_of_the_scripts_and_one_past_autograd_is(
     group: tuple[Exchange, Ranks, Sent], absent: bool
@@ -135,7 +226,7 @@ def test_a_sum_over_what_was_sent_is_no_change_of_the_scripts_and_one_past_autog
         worker=5,
         incarnation=2,
         start=HYPER,
-        ranks=lambda flat, *_: Ranks(ranks.beside, flat),  # type: ignore[arg-type,return-value]
+        ranks=lambda flat, *_: Ranks(ranks.beside, flat, [0]),  # type: ignore[arg-type,return-value]
     )
     exchange.connect([Sent()])  # type: ignore[list-item]
     parameters = [torch.nn.Parameter(torch.zeros(4, 3)) for _ in "abc"]

@@ -34,17 +34,19 @@ class Ranks:
         self.by_bucket = by_bucket
         self.let_in = [threading.Event() for _ in range(BUCKETS)]
         self.came: list[int | None] = []
+        self.places: list[Sequence[torch.Tensor]] = []  # where weights of others are written
 
     def spread(
         self,
         step: int,
         arrive: Callable[[], Sequence[int]],
-        weights: Callable[[], Sequence[torch.Tensor]],
+        weights: Callable[[int], Sequence[torch.Tensor]],
         mapped: Callable[[], Collection[int]],
         bucket: int | None = None,
     ) -> Versions:
         arrive()
-        assert len(weights()) == BUCKETS
+        assert len(weights(step)) == BUCKETS
+        self.places.append(weights(step))
         assert not mapped()
         if bucket is not None:
             assert self.let_in[bucket].wait(LIMIT_S)
@@ -54,14 +56,19 @@ class Ranks:
 
 
 @contextmanager
-def weights_of(*, by_bucket: bool) -> Iterator[tuple[Ranks, RankWeights, list[int], InFlight]]:
+def weights_of(
+    *, by_bucket: bool, memories: list[TableMemory] | None = None
+) -> Iterator[tuple[Ranks, RankWeights, list[int], InFlight]]:
     parameters = tuple(ParameterSpec(name=name, shape=(64,)) for name in "abc")
     each = BucketOptions(bucket_bytes=0, first_bucket_bytes=0)
     optimizer = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((),)))
     plan = Plan(TableSpec(number=0, parameters=parameters, optimizer=optimizer, buckets=each), 1)
     memory, arrived = TableMemory(plan, Sharing.PRIVATE), list[int]()
+    if memories is not None:
+        memory.part(CLOCK - 1)
+        memories.append(memory)
     memory.watch(lambda partition: arrived.append(partition.index))
-    in_flight = InFlight([0] * BUCKETS, show=memory.show, skips=False, pulled=[1])
+    in_flight = InFlight([0] * BUCKETS, show=lambda _: None, skips=False, pulled=[1])
     with town(2) as group:
         ranks: Any = Ranks(Beside(group.channels[0], group.aborts[0]), by_bucket=by_bucket)
         weights = RankWeights(ranks, in_flight, memory, None)
@@ -97,3 +104,24 @@ def test_else_all_come_at_once_when_they_are_waited_for(wanted: frozenset[int] |
         assert (ranks.came, in_flight.versions) == ([None], [CLOCK] * BUCKETS)
         assert arrived == [0, 2]
         assert not weights.pending
+
+
+@pytest.mark.parametrize("by_bucket", [True, False])
+def test_where_versions_lie_apart_they_go_where_theirs_lie_and_are_shown_when_all_are_here(
+    by_bucket: bool,
+) -> None:
+    """Until then the script reads those of before, which stay as they are."""
+    memories: list[TableMemory] = []
+    with weights_of(by_bucket=by_bucket, memories=memories) as (ranks, weights, _, _):
+        (memory,) = memories
+        before = memory.weights
+        assert before is memory.of(CLOCK - 1) is not memory.of(CLOCK)
+        if by_bucket:
+            for bucket in (2, 1):
+                ranks.let_in[bucket].set()
+            weights.wait(None, frozenset({1}))
+            assert memory.weights is before
+            ranks.let_in[0].set()
+        weights.wait(None, None)
+        assert memory.weights is memory.of(CLOCK)
+        assert all(place is memory.of(CLOCK).tensors for place in ranks.places)

@@ -165,7 +165,7 @@ def test_weights_that_each_rank_has_pulled_come_to_all_devices_to_the_bit(size: 
             it = table.partitions[index]
             weights.partition(it).copy_(wanted[it.bucket][it.offset : it.offset + it.numel])
         known = [7 if index in reduce.owned else 0 for index in range(len(table.partitions))]
-        return reduce.spread(1, lambda: known, lambda: weights.tensors, frozenset).newest
+        return reduce.spread(1, lambda: known, lambda _: weights.tensors, frozenset).newest
 
     with town(size) as ranks:
         table = Devices(ranks, plan_of(dtype))

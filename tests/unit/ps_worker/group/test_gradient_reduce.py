@@ -386,7 +386,7 @@ def test_weights_and_versions_of_the_owners_reach_all_ranks(size: int) -> None:
             place = slice(it.offset, it.offset + it.numel)
             shown[rank][it.bucket][place] = weights[it.bucket][place]
         known = [version if index in own else 0 for index, version in enumerate(versions)]
-        return table.reduces[rank].spread(1, lambda: known, lambda: shown[rank], frozenset).newest
+        return table.reduces[rank].spread(1, lambda: known, lambda _: shown[rank], frozenset).newest
 
     with town(size) as group:
         table = Table(group)
@@ -404,7 +404,9 @@ def test_weights_of_one_bucket_reach_all_ranks_and_those_of_others_stay() -> Non
         shown[rank][0].fill_(1.0 + rank)
         shown[rank][1].fill_(1.0 + rank)
         return (
-            table.reduces[rank].spread(1, lambda: [3, 5, 4], lambda: shown[rank], frozenset, bucket=0).newest
+            table.reduces[rank]
+            .spread(1, lambda: [3, 5, 4], lambda _: shown[rank], frozenset, bucket=0)
+            .newest
         )
 
     with town(2) as group:
@@ -425,7 +427,7 @@ def test_scripts_whose_weights_come_by_bucket_compare_each_step_that_they_come_t
         reduce = table.reduces[rank]
         reduce.arrive(number)
         for bucket in (1, 0):
-            reduce.spread(number + 1, lambda: [0, 0, 0], lambda: table.flat[rank], frozenset, bucket=bucket)
+            reduce.spread(number + 1, lambda: [0, 0, 0], lambda _: table.flat[rank], frozenset, bucket=bucket)
         return number
 
     with town(2) as group, town(2) as scripts:
@@ -456,7 +458,7 @@ def test_weights_go_by_bucket_where_all_ranks_want_it_and_the_group_does_not_end
 def test_weights_that_a_rank_sees_where_the_servers_have_them_are_not_sent_to_it() -> None:
     def script(rank: int) -> list[int]:
         sees = {0} if rank == 1 else set()  # the shard of partitions 0 and 2
-        return table.reduces[rank].spread(1, lambda: [0, 0, 0], lambda: shown[rank], lambda: sees)
+        return table.reduces[rank].spread(1, lambda: [0, 0, 0], lambda _: shown[rank], lambda: sees)
 
     with town(2) as group:
         table = Table(group)
@@ -481,7 +483,9 @@ def test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks(fa
     with town(2) as group:
         table = Table(group)
 
-        found = group.run(lambda rank: table.reduces[rank].spread(1, lambda: arrive(rank), list, frozenset))
+        found = group.run(
+            lambda rank: table.reduces[rank].spread(1, lambda: arrive(rank), lambda _: [], frozenset)
+        )
 
     assert [type(error) for error in found] == [NonFiniteGradient] * 2
 
@@ -490,7 +494,7 @@ def test_an_error_of_one_owner_in_place_of_its_weights_is_raised_on_all_ranks(fa
 def test_one_rank_that_is_to_end_ends_all_at_the_same_step(asked: int) -> None:
     def step(rank: int, number: int) -> bool:
         table.push(rank, step=number)
-        table.reduces[rank].spread(number + 1, lambda: [0, 0, 0], lambda: table.flat[rank], frozenset)
+        table.reduces[rank].spread(number + 1, lambda: [0, 0, 0], lambda _: table.flat[rank], frozenset)
         return table.endings[rank].agreed
 
     with town(2) as group:
@@ -505,7 +509,7 @@ def test_what_was_heard_with_another_table_ends_no_rank_at_a_step_of_this_one() 
     """Where buckets of both leave beside scripts, one rank hears it before its step, another one behind."""
 
     def agreed(table: Table, rank: int) -> bool:
-        table.reduces[rank].spread(1, lambda: [0, 0, 0], lambda: table.flat[rank], frozenset)
+        table.reduces[rank].spread(1, lambda: [0, 0, 0], lambda _: table.flat[rank], frozenset)
         return table.endings[rank].agreed
 
     with town(2) as group, town(2) as others:

@@ -96,7 +96,7 @@ class Table:
     def pull(self, rank: int, step: int, version: int) -> Versions:
         """What its shards give is all of one version."""
         versions = [version] * self.plan.num_partitions
-        return self.traffic[rank].spread(step, lambda: versions, lambda: self.flat[rank], lambda: ())
+        return self.traffic[rank].spread(step, lambda: versions, lambda _: self.flat[rank], lambda: ())
 
 
 def test_where_a_table_is_cut_as_the_stages_are_each_pushes_its_own_and_nothing_travels() -> None:
@@ -279,7 +279,7 @@ def test_an_error_of_the_servers_on_one_stage_ends_it_and_the_group() -> None:
 
             def script(rank: int, table: Table = table, step: int = step) -> Versions | None:
                 if rank:
-                    return table.traffic[rank].spread(step, refuse, lambda: table.flat[rank], lambda: ())
+                    return table.traffic[rank].spread(step, refuse, lambda _: table.flat[rank], lambda: ())
                 if step:
                     return group.channels[0].share("the schedule")  # type: ignore[return-value]
                 return table.pull(rank, step, 0)

@@ -91,7 +91,7 @@ class Stage(Rank):
     def meet(self) -> None:
         """The weights of the next step are here."""
         versions = [self.step] * len(self._flat)
-        self.traffic.spread(self.step + 1, lambda: versions, lambda: self._flat, lambda: ())
+        self.traffic.spread(self.step + 1, lambda: versions, lambda _: self._flat, lambda: ())
 
 
 class Coordinator:
