@@ -67,6 +67,7 @@ with ps.connect() as worker:
         optimizer.zero_grad()
         model(torch.ones(1, 2048)).sum().backward()
         optimizer.step()
+    worker.synchronize()  # all of the last step have left
     if worker.group_rank == 0:
         share = 4 * sum(it.nbytes for it in model.parameters()) / worker.group_size
         print("shares", *((it.pushed - before) / share for it, before in zip(worker.stats().ranks, sent)))
@@ -98,6 +99,7 @@ def ranks(
         "world_size": count,
         "overlap": overlap,
         "bucket_mb": "25",
+        "ddp_bucket_mb": 25,
     }
     size = 1 if workers else RANKS
 

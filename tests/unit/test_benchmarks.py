@@ -123,3 +123,24 @@ def test_what_make_bench_types_for_each_row_is_taken(bench: ModuleType):
         else:
             script, *options = words
             parser_of(Path(script)).parse_args(options)
+
+
+def test_whoever_starts_a_step_worker_tells_it_all_that_it_reads():
+    """It ended with a KeyError, once the bench of the package had told it more than this script did."""
+    worker = ast.parse((ROOT / "ps_lab/bench/children/step_worker.py").read_text(encoding="utf-8"))
+    read = {
+        node.slice.value
+        for node in ast.walk(worker)
+        if isinstance(node, ast.Subscript)
+        and ast.unparse(node.value) == "configuration"
+        and isinstance(node.slice, ast.Constant)
+    }
+    told = {
+        key.value
+        for node in ast.walk(ast.parse((ROOT / "benchmarks/group_step.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert len(read) > 5
+    assert read <= told
