@@ -3,16 +3,15 @@
     python benchmarks/start_cost.py --times 7
 
 Processor time, user and system, of `import ps_worker` and of making `torch.optim.Adam`, in a process that
-`ps-worker` prepares, less that of `import torch` alone; and what passes until a server says that it serves,
-with its processor time until then. They take turns, the first of each is dropped, medians count. Prints one
-JSON line. Targets: 0.3 s of processor time, 1.5 s that pass.
+`ps-worker` prepares and that has imported torch; what importing torch takes there, for scale; and what passes
+until a server says that it serves, with its processor time until then. They take turns, the first of each is
+dropped, medians count. Prints one JSON line. Targets: 0.3 s of processor time, 1.5 s that pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,23 +20,23 @@ import time
 from ps_lab.bench import usage
 from ps_lab.cluster.cluster import HOST, command_path
 
-TORCH = "import torch"
 WORKER = """
-import torch, ps_worker
+import json, time
+import torch
+torch_s = time.process_time()
+import ps_worker
 from ps_wire.process import late_dynamo
 late_dynamo.install()
 torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+print(json.dumps([torch_s, time.process_time() - torch_s]))
 """
 
 
-def python_cpu_s(code: str) -> float:
-    """Of an interpreter that runs this code, its end included."""
-    process = subprocess.Popen([sys.executable, "-c", code])
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"exit code {process.returncode} of: {code}")
-    return used.ru_utime + used.ru_stime
+def worker_s() -> tuple[float, float]:
+    """Processor time until torch is imported, and beyond it."""
+    printed = subprocess.run([sys.executable, "-c", WORKER], check=True, capture_output=True, text=True)
+    torch_s, beyond_s = json.loads(printed.stdout)
+    return float(torch_s), float(beyond_s)
 
 
 def server_s() -> tuple[float, float]:
@@ -65,21 +64,17 @@ def main() -> None:
     )
     parser.add_argument("--times", type=int, default=7)
     options = parser.parse_args()
-    torch_s, worker_s, served_s, server_cpu_s = [], [], [], []
+    torch_s, beyond_s, served_s, server_cpu_s = [], [], [], []
     for _ in range(1 + options.times):
-        torch_s.append(python_cpu_s(TORCH))
-        worker_s.append(python_cpu_s(WORKER))
-        passed_s, used_s = server_s()
-        served_s.append(passed_s)
-        server_cpu_s.append(used_s)
-    figures = {
-        "torch_cpu_s": torch_s,
-        "worker_cpu_s": worker_s,
-        "server_s": served_s,
-        "server_cpu_s": server_cpu_s,
-    }
-    medians = {name: statistics.median(found[1:]) for name, found in figures.items()}
-    print(json.dumps({"worker_beyond_torch_s": medians["worker_cpu_s"] - medians["torch_cpu_s"], **medians}))
+        for found, figure in zip((torch_s, beyond_s), worker_s(), strict=True):
+            found.append(figure)
+        for found, figure in zip((served_s, server_cpu_s), server_s(), strict=True):
+            found.append(figure)
+    torch, beyond, served, server_cpu = (
+        statistics.median(it[1:]) for it in (torch_s, beyond_s, served_s, server_cpu_s)
+    )
+    figures = {"worker_beyond_torch_s": beyond, "torch_cpu_s": torch}
+    print(json.dumps({**figures, "server_s": served, "server_cpu_s": server_cpu}))
 
 
 if __name__ == "__main__":

@@ -276,7 +276,8 @@ class Exchange:
             weight: of the push in a BSP mean.
             present: for each parameter piece in each partition, whether it had a gradient. Without any, no
                 payload travels.
-            early: backward is still running: other ranks are not waited for here; see `leaves_early`.
+            early: backward is still running: other ranks are not waited for here (see `leaves_early`), and
+                weights of what was pushed before are asked for, where the link has room.
         """
         if self._ranks is None:
             self._push(partitions, step=step, weight=weight, present=present)
