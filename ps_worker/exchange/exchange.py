@@ -215,6 +215,7 @@ class Exchange:
         """
         self._incarnation = incarnation
         self._hyper_frames = tuple(it.but(incarnation=incarnation) for it in self._hyper_frames)
+        self._pushed = []  # by the incarnation before, which may have been in this very step
         self.in_flight.forget()
 
     def attach(self, hooks: Hooks) -> None:

@@ -88,6 +88,16 @@ MUTANTS = (
         tests=(f"{AHEAD}::test_weights_of_layers_that_backward_is_done_with_come_before_it_is_over",),
     ),
     Mutant(
+        name="ahead: who joins again in the same step asks for what it has not pushed",
+        file="ps_worker/exchange/exchange.py",
+        text="        self._pushed = []  # by the incarnation before, which may have been in this very step\n",
+        fault="",
+        tests=(
+            "tests/unit/ps_worker/exchange/test_early_pushes.py"
+            "::test_who_joins_again_in_the_same_step_asks_for_nothing_that_the_incarnation_before_has_pushed",
+        ),
+    ),
+    Mutant(
         name="ahead: a rank asks for nothing while backward is running",
         file="ps_worker/exchange/exchange.py",
         text="                self._ask_ahead(it.partitions, step + 1)\n",

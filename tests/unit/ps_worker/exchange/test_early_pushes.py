@@ -206,6 +206,20 @@ def test_where_weights_have_one_place_nothing_is_asked_for_beside():
         assert not asked(connection)
 
 
+def test_who_joins_again_in_the_same_step_asks_for_nothing_that_the_incarnation_before_has_pushed():
+    """Servers refuse who asks for weights of a step that it has not pushed."""
+    exchange = Exchange(table=3, plan=PLAN, worker=5, incarnation=2, start=HYPER, ahead=True)
+    connection = Sent()
+    exchange.connect([connection])  # type: ignore[list-item]
+    push(exchange, [0, 1], 0, early=True)
+    exchange.reenter(4)
+    push(exchange, [0], 0, early=True)
+    assert not asked(connection)
+    ack(exchange, 0, 0)
+    push(exchange, [1], 0, early=True)
+    assert asked(connection) == [[0]]
+
+
 @pytest.mark.parametrize("absent", [False, True])
 def test_a_sum_over_what_was_sent_is_no_change_of_the_scripts_and_one_past_autograd_is(
     group: tuple[Exchange, Ranks, Sent], absent: bool
