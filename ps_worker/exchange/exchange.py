@@ -153,10 +153,10 @@ class Exchange:
             self.brings = [self.partitions[index] for index in self._ranks.brings]
             if sharing is Sharing.MAPPED and len(self._ranks.descriptors) <= MAX_RANKS:
                 self._of_ranks = tuple(self._ranks.descriptors)
-        alone = self._ranks is None  # else weights are shown when those of all ranks are here
+        alone = self._ranks is None
         self.in_flight = InFlight(
             shard_of,
-            show=self.memory.show if alone else lambda _: None,
+            show=self.memory.show if alone else lambda _: None,  # `RankWeights` shows them
             skips=backup,
             pulled=[it.index for it in self._own],
         )

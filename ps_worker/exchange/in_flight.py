@@ -100,7 +100,7 @@ class InFlight:
         Args:
             shard_of: by partition, the shard that holds it.
             show: called with the version when all weights that were asked for are here, under the lock and
-                before anybody is told of it. It waits for nothing. In a group others are missing then.
+                before anybody is told of it. It waits for nothing.
             skips: weights may be of a later step than they were asked for (backup workers).
             pulled: the partitions that are asked for, ascending; None: all.
         """

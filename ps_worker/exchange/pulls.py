@@ -33,6 +33,7 @@ class Pulls:
         self.ahead = False
         self._missing: OrderedDict[int, None] = OrderedDict()
         self._unasked: set[int] = set()  # of those that are missing
+        self._unsure: set[int] = set()  # that are being asked for ahead, or were about to be
 
     def __bool__(self) -> bool:
         """Whether something is missing."""
@@ -44,10 +45,11 @@ class Pulls:
         """These, in the order of the plan, are asked for: first layers first.
 
         Returns:
-            Those that have not been asked for ahead, at this clock.
+            Those that have not been asked for ahead, at this clock, or not for sure.
         """
         if self.ahead and step == self.step and not flags and not nothing:
-            rest, self._unasked, self.ahead = self._unasked, set(), False
+            rest = self._unasked | self._unsure
+            self._forget_ahead()
             return rest
         self._begin(partitions, step)
         self.flags, self.nothing = flags, nothing
@@ -56,8 +58,9 @@ class Pulls:
     def ask_ahead(self, every: Sequence[int], partitions: Collection[int], step: int) -> Collection[int]:
         """Some may be asked for before the others: returns which of these, that were not yet.
 
-        None where weights of before are missing, nor those that would be the last. They count as asked when
-        `note_ahead` has been told: Ctrl-C may come before they are.
+        None where weights of before are missing, nor those that would be the last. From here on they count as
+        asked, so that a new connection asks again; until `note_ahead` is told that they have been, so does
+        `ask`, for Ctrl-C may come before they are. Asking twice does no harm.
 
         Args:
             every: as in `ask`.
@@ -70,22 +73,29 @@ class Pulls:
             self._begin(every, step)
             self.ahead, self._unasked = True, set(every)
         now = self._unasked.intersection(partitions)
-        return now if len(now) < len(self._unasked) else ()
+        if len(now) == len(self._unasked):
+            return ()
+        self._unasked -= now
+        self._unsure |= now
+        return now
 
     def note_ahead(self, partitions: Collection[int], step: int) -> None:
         """These have been asked for before the others."""
         if self.ahead and step == self.step:
-            self._unasked.difference_update(partitions)
+            self._unsure.difference_update(partitions)
 
     def _begin(self, partitions: Sequence[int], step: int) -> None:
         self._missing = OrderedDict.fromkeys(reversed(partitions))
         self.step, self.flags, self.nothing = step, 0, False
-        self.ahead, self._unasked = False, set()
+        self._forget_ahead()
 
     def forget(self) -> None:
         """Nothing is waited for any more."""
         self._missing.clear()
-        self.ahead, self._unasked = False, set()
+        self._forget_ahead()
+
+    def _forget_ahead(self) -> None:
+        self.ahead, self._unasked, self._unsure = False, set(), set()
 
     def expected(self, answer: wire.Frame) -> list[int]:
         """The partitions of this PULLED that are waited for."""

@@ -4,7 +4,9 @@
     by bucket     beside the script, those of the first layers first, and the script waits for those that it
                   needs next; where all ranks want that, as they have said with the step's header
 
-It must not know frames, nor gradients. Used by the thread that trains.
+They are shown when those of all partitions are on all ranks.
+
+It must not know frames, nor gradients. Used by the thread that trains, but for what goes by bucket.
 """
 
 from __future__ import annotations

@@ -19,10 +19,8 @@ VERSIONED = "tests/unit/ps_server/shard/optimizer/test_versioned_weights.py"
 KERNELS = "tests/unit/ps_server/shard/optimizer/test_kernels.py"
 AHEAD = "tests/component/wrap/test_weights_ahead.py"
 MONITOR = "tests/unit/ps_worker/exchange/test_in_flight.py"
-OF_RANKS = (
-    "tests/unit/ps_worker/exchange/test_early_pushes.py"
-    "::test_weights_of_what_a_rank_owns_are_asked_for_beside_and_shown_when_all_ranks_have_all"
-)
+EARLY = "tests/unit/ps_worker/exchange/test_early_pushes.py"
+OF_RANKS = f"{EARLY}::test_weights_of_what_a_rank_owns_are_asked_for_beside_and_shown_when_all_ranks_have_all"
 
 MUTANTS = (
     Mutant(
@@ -35,17 +33,24 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="ahead: a connection that comes meanwhile does not ask for what is being asked for",
+        file="ps_worker/exchange/pulls.py",
+        text="        self._unasked -= now\n",
+        fault="",
+        tests=(f"{MONITOR}::test_a_connection_that_comes_while_weights_are_asked_for_ahead_asks_for_them",),
+    ),
+    Mutant(
         name="ahead: all weights are asked for ahead, and shown before the step has asked",
         file="ps_worker/exchange/pulls.py",
-        text="        return now if len(now) < len(self._unasked) else ()\n",
+        text="        if len(now) == len(self._unasked):\n            return ()\n",
         fault="        return now\n",
         tests=(f"{MONITOR}::test_the_last_ones_of_a_step_are_not_asked_ahead",),
     ),
     Mutant(
         name="ahead: what was asked for ahead is asked for again",
         file="ps_worker/exchange/pulls.py",
-        text="            rest, self._unasked, self.ahead = self._unasked, set(), False\n            return rest\n",
-        fault="            self._unasked, self.ahead = set(), False\n            return self._missing.keys()\n",
+        text="            rest = self._unasked | self._unsure\n",
+        fault="            rest = set(self._missing)\n",
         tests=(
             f"{MONITOR}::test_what_is_asked_ahead_is_not_asked_again_and_nothing_is_shown_before_the_rest_was_asked",
         ),
@@ -69,7 +74,7 @@ MUTANTS = (
     Mutant(
         name="ahead: who joins again goes on with what was asked for ahead",
         file="ps_worker/exchange/pulls.py",
-        text="        self._missing.clear()\n        self.ahead, self._unasked = False, set()\n",
+        text="        self._missing.clear()\n        self._forget_ahead()\n",
         fault="        self._missing.clear()\n",
         tests=(f"{MONITOR}::test_who_has_joined_again_asks_for_all",),
     ),
@@ -93,8 +98,7 @@ MUTANTS = (
         text="        self._pushed = []  # by the incarnation before, which may have been in this very step\n",
         fault="",
         tests=(
-            "tests/unit/ps_worker/exchange/test_early_pushes.py"
-            "::test_who_joins_again_in_the_same_step_asks_for_nothing_that_the_incarnation_before_has_pushed",
+            f"{EARLY}::test_who_joins_again_in_the_same_step_asks_for_nothing_that_the_incarnation_before_has_pushed",
         ),
     ),
     Mutant(
@@ -107,8 +111,8 @@ MUTANTS = (
     Mutant(
         name="ahead: a group's weights are shown when those of one rank are here",
         file="ps_worker/exchange/exchange.py",
-        text="            show=self.memory.show if alone else lambda _: None,\n",
-        fault="            show=self.memory.show,\n",
+        text="            show=self.memory.show if alone else lambda _: None,",
+        fault="            show=self.memory.show,",
         tests=(OF_RANKS,),
     ),
     Mutant(
@@ -124,6 +128,20 @@ MUTANTS = (
         text="                lambda version: self._memory.of(version).tensors,\n",
         fault="                lambda _: self._memory.weights.tensors,\n",
         tests=("tests/unit/ps_worker/exchange/test_rank_weights.py",),
+    ),
+    Mutant(
+        name="ahead: ranks write weights where those of an older version lie",
+        file="ps_worker/group/gradient_reduce.py",
+        text="        flat = weights(max(versions, default=0))\n",
+        fault="        flat = weights(0)\n",
+        tests=("tests/unit/ps_worker/group/test_gradient_reduce.py",),
+    ),
+    Mutant(
+        name="ahead: stages write weights where those of an older version lie",
+        file="ps_worker/group/stage_traffic.py",
+        text="weights(max(self._versions, default=0))",
+        fault="weights(0)",
+        tests=("tests/unit/ps_worker/group/test_stage_traffic.py",),
     ),
     Mutant(
         name="ahead: versions lie apart, and those that are here where the next ones come",

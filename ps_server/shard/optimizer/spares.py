@@ -1,7 +1,7 @@
 """Memory for versions of weights that are written ahead, in turns of all partitions of a table.
 
 What a partition leaves is what the next one of that size writes to: so a table takes as much more as it has
-steps under way, of each size. What replies have held beyond that is freed. It must not know partitions.
+steps under way, of each size. What replies have held beyond that is let go. It must not know partitions.
 """
 
 from __future__ import annotations

@@ -111,8 +111,24 @@ def test_what_was_about_to_be_asked_ahead_is_asked_with_the_rest():
     """Ctrl-C may come in between."""
     it, _ = made()
     assert it.ask_ahead([1], 4)[1] is not None
-    assert it.again(1) == ([], None)
     assert [one and one.partitions for one in it.ask(4)] == [(2, 0), (1,)]
+
+
+def test_a_connection_that_comes_while_weights_are_asked_for_ahead_asks_for_them():
+    """What was given to one that is down is lost: a new one asks for what counts as asked."""
+    it, _ = made()
+    (_, asked) = it.ask_ahead([1], 4)
+    assert it.again(1) == ([], asked)
+    it.note_ahead([asked])
+    assert it.again(1) == ([], asked)
+    assert [one and one.partitions for one in it.ask(4)] == [(2, 0), None]
+
+
+def test_what_came_before_it_was_known_to_have_been_asked_for_is_not_asked_for_again():
+    it, _ = made()
+    it.ask_ahead([1], 4)
+    come(it, 1, step=4, version=4)
+    assert [one and one.partitions for one in it.ask(4)] == [(2, 0), None]
 
 
 @pytest.mark.parametrize(

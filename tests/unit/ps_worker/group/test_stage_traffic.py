@@ -96,7 +96,8 @@ class Table:
     def pull(self, rank: int, step: int, version: int) -> Versions:
         """What its shards give is all of one version."""
         versions = [version] * self.plan.num_partitions
-        return self.traffic[rank].spread(step, lambda: versions, lambda _: self.flat[rank], lambda: ())
+        places = {version: self.flat[rank]}
+        return self.traffic[rank].spread(step, lambda: versions, places.__getitem__, lambda: ())
 
 
 def test_where_a_table_is_cut_as_the_stages_are_each_pushes_its_own_and_nothing_travels() -> None:
