@@ -169,6 +169,7 @@ def test_a_manifest_without_a_shards_file_is_refused(honest: Brought):
         parse(text, MANIFEST, JOB)
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_what_is_no_manifest_at_all_is_refused_at_once(honest: Brought):
     for text in (
         b"[" * MAX_MANIFEST_BYTES,
@@ -181,6 +182,7 @@ def test_what_is_no_manifest_at_all_is_refused_at_once(honest: Brought):
             parse(text, MANIFEST, JOB)
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("seed", range(3))
 def test_thousands_of_mutated_manifests_are_refused_or_are_manifests(honest: Brought, seed: int):
     """Never anything else; what is taken says the same when it is written again."""

@@ -62,6 +62,7 @@ def test_a_file_of_shapes_is_read_as_it_is(tmp_path: Path) -> None:
         (json.dumps([[1], [1 << 50]]), "entry 1"),
     ],
 )
+@pytest.mark.usefixtures("uncollected")
 def test_a_file_that_holds_no_shapes_is_refused(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "shapes.json"
     path.write_text(content)

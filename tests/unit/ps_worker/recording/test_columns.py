@@ -169,6 +169,7 @@ def without(name):
         ("x" * (MAX_LINE_BYTES + 1), "at most"),
     ],
 )
+@pytest.mark.usefixtures("uncollected")
 def test_a_line_that_is_no_record_is_refused_by_name(line, says):
     with pytest.raises(UsageError, match=says):
         decode(line)
