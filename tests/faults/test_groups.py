@@ -162,7 +162,7 @@ def test_sigterm_of_one_rank_ends_all_ranks_of_its_group_at_the_same_step(
     assert [rank.wait_end() for rank in groups[1]] == [75, 75]
     steps = [[line for line in rank.lines if line.startswith("step ")][-1] for rank in groups[1]]
     assert steps[0] == steps[1]
-    assert all("GroupBroken" not in rank.text for rank in groups[1])
+    assert all("GroupBroken" not in rank.text for rank in groups[1]), "\n".join(it.text for it in groups[1])
     assert state_of(cluster, job, 1) == "left"
     for rank in groups[0]:
         steps_on(rank)
