@@ -64,17 +64,10 @@ def main() -> None:
     )
     parser.add_argument("--times", type=int, default=7)
     options = parser.parse_args()
-    torch_s, beyond_s, served_s, server_cpu_s = [], [], [], []
-    for _ in range(1 + options.times):
-        for found, figure in zip((torch_s, beyond_s), worker_s(), strict=True):
-            found.append(figure)
-        for found, figure in zip((served_s, server_cpu_s), server_s(), strict=True):
-            found.append(figure)
-    torch, beyond, served, server_cpu = (
-        statistics.median(it[1:]) for it in (torch_s, beyond_s, served_s, server_cpu_s)
-    )
-    figures = {"worker_beyond_torch_s": beyond, "torch_cpu_s": torch}
-    print(json.dumps({**figures, "server_s": served, "server_cpu_s": server_cpu}))
+    taken = [(*worker_s(), *server_s()) for _ in range(1 + options.times)]
+    torch_s, beyond_s, served_s, server_cpu_s = map(statistics.median, zip(*taken[1:], strict=True))
+    figures = {"worker_beyond_torch_s": beyond_s, "torch_cpu_s": torch_s}
+    print(json.dumps({**figures, "server_s": served_s, "server_cpu_s": server_cpu_s}))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ class Ranks:
 
     owned = (1,)
 
-    def __init__(self, beside: Beside, *, by_bucket: bool) -> None:
+    def __init__(self, beside: Beside, memory: TableMemory, *, by_bucket: bool) -> None:
         self.beside = beside
+        self.memory = memory  # of this rank
         self.by_bucket = by_bucket
         self.let_in = [threading.Event() for _ in range(BUCKETS)]
         self.came: list[int | None] = []
@@ -56,21 +57,17 @@ class Ranks:
 
 
 @contextmanager
-def weights_of(
-    *, by_bucket: bool, memories: list[TableMemory] | None = None
-) -> Iterator[tuple[Ranks, RankWeights, list[int], InFlight]]:
+def weights_of(*, by_bucket: bool) -> Iterator[tuple[Ranks, RankWeights, list[int], InFlight]]:
     parameters = tuple(ParameterSpec(name=name, shape=(64,)) for name in "abc")
     each = BucketOptions(bucket_bytes=0, first_bucket_bytes=0)
     optimizer = OptimizerSpec(name="SGD", hyperparameters=Hyperparameters(((),)))
     plan = Plan(TableSpec(number=0, parameters=parameters, optimizer=optimizer, buckets=each), 1)
     memory, arrived = TableMemory(plan, Sharing.PRIVATE), list[int]()
-    if memories is not None:
-        memory.part(CLOCK - 1)
-        memories.append(memory)
+    memory.part(CLOCK - 1)
     memory.watch(lambda partition: arrived.append(partition.index))
     in_flight = InFlight([0] * BUCKETS, show=lambda _: None, skips=False, pulled=[1])
     with town(2) as group:
-        ranks: Any = Ranks(Beside(group.channels[0], group.aborts[0]), by_bucket=by_bucket)
+        ranks: Any = Ranks(Beside(group.channels[0], group.aborts[0]), memory, by_bucket=by_bucket)
         weights = RankWeights(ranks, in_flight, memory, None)
         weights.begin(CLOCK)
         weights.go_on()
@@ -111,9 +108,8 @@ def test_where_versions_lie_apart_they_go_where_theirs_lie_and_are_shown_when_al
     by_bucket: bool,
 ) -> None:
     """Until then the script reads those of before, which stay as they are."""
-    memories: list[TableMemory] = []
-    with weights_of(by_bucket=by_bucket, memories=memories) as (ranks, weights, _, _):
-        (memory,) = memories
+    with weights_of(by_bucket=by_bucket) as (ranks, weights, _, _):
+        memory = ranks.memory
         before = memory.weights
         assert before is memory.of(CLOCK - 1) is not memory.of(CLOCK)
         if by_bucket:
