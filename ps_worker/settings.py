@@ -12,6 +12,7 @@ from typing import TypeVar
 from ps_wire.errors import UsageError
 from ps_wire.frames import carrier
 from ps_wire.process import ranks
+from ps_wire.process.ranks import Ranks
 from ps_wire.snapshot.snapshot_options import KEEP, NO_PLACE, SnapshotOptions
 from ps_wire.spec import consistency, nonfinite, stragglers, wire_dtype
 from ps_wire.spec.address import check_job_name, is_loopback, parse_servers
@@ -90,7 +91,7 @@ class Settings:
     record: Path | None = None
     log_dir: Path | None = None
     stragglers: StragglerProfile = NO_STRAGGLERS
-    ranks: ranks.Ranks = ranks.ALONE
+    ranks: Ranks = ranks.ALONE
     group_reduce: str = REDUCES[0]
     insecure_group: bool = False
     pipeline: bool = False
@@ -103,6 +104,11 @@ class Settings:
     def shares(self) -> bool:
         """Whether gradients and weights may lie in memory that servers map: they have the table's dtype."""
         return self.wire_dtype is WireDtype.FP32
+
+    @property
+    def data_ranks(self) -> Ranks:
+        """The ranks that share out each batch: all stages of a pipeline draw whole ones."""
+        return ranks.ALONE if self.pipeline else self.ranks
 
     @property
     def alike(self) -> dict[str, str]:

@@ -18,7 +18,6 @@ import torch
 
 from ps_wire.errors import PsError, RolledBack, UsageError
 from ps_wire.process.allocator import give_back_freed_blocks
-from ps_wire.process.ranks import ALONE
 from ps_wire.spec.nonfinite import NonFinite
 from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -93,7 +92,7 @@ class Steps:
         self._at_epoch = False
         self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
         self._untrained_said = False
-        self.data = ScriptData(settings.consistency, self, ALONE if settings.pipeline else settings.ranks)
+        self.data = ScriptData(settings.consistency, self, settings.data_ranks)
         self.recorder = self._recorder(settings)
         self._scalars = self._scalar_log(settings)
         self._samples = None if self.recorder is None else self.data.step_samples()

@@ -43,6 +43,7 @@ from ps_wire.errors import (
 from ps_wire.frames.frame import check_protocol
 from ps_wire.frames.messages import refused_to_proto, table_from_proto
 from ps_wire.process import watched
+from ps_wire.process.ranks import MAX_SIZE
 from ps_wire.spec.job_spec import check_lease, check_spec
 from ps_wire.spec.table import MAX_TABLES, TableSpec
 from ps_wire.text import one_line
@@ -145,6 +146,7 @@ class MemberStreams:
             check_protocol(join.protocol)
             wanted = check_spec(join.job)
             lease_s = check_lease(join.lease_s)
+            ranks = _ranks_of(join)
         except (ConfigurationRefused, UsageError) as error:
             self._say_refused(join, error)
             raise
@@ -161,6 +163,7 @@ class MemberStreams:
                     pid=join.pid,
                     lease_s=lease_s,
                     before=join.evicted,
+                    ranks=ranks,
                 )
                 break
             except (WorkerNumberTaken, JobFull) as error:
@@ -351,6 +354,12 @@ def worker_status(runner: JobRunner, member: Member, now_s: float) -> pb.WorkerS
         heartbeat_age_s=now_s - runner.heard_s.get(member.worker, now_s),
         lease_left_s=-1.0 if left_s is None else max(left_s, 0.0),
     )
+
+
+def _ranks_of(join: pb.Join) -> int:
+    if join.ranks > MAX_SIZE:
+        raise UsageError(f"a group has at most {MAX_SIZE} ranks, got {join.ranks}")
+    return max(join.ranks, 1)
 
 
 def _newcomer(join: pb.Join) -> str:

@@ -241,9 +241,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 share_messages.check_epoch(request.epoch),
                 member.worker,
                 member.incarnation,
-                runner.job.sharing(),
+                runner.job.sharing(member.ranks),
+                ranks=member.ranks,
                 begins=request.begins,
-                first=request.first,
                 samples=request.samples,
                 mark=mark_from_proto(request.mark),
                 rest=mark_from_proto(request.rest),
@@ -259,7 +259,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """How far a worker has come in what it hands out."""
         runner, member = self._member(request.job, request.worker, request.incarnation)
         loader = share_messages.check_loader(request.loader)
-        runner.job.epochs.mark(loader, member.worker, member.incarnation, mark_from_proto(request.mark))
+        epochs, who = runner.job.epochs, (loader, member.worker, member.incarnation)
+        if request.HasField("mark"):
+            epochs.mark(*who, mark_from_proto(request.mark))
+        else:
+            epochs.skip(*who, request.skipped)
         return pb.UseReply()
 
     async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:

@@ -14,7 +14,7 @@ from ps_wire.errors import FrameMalformed, FrameTooLarge, ProtocolMismatch
 from ps_wire.frames.shared_place import SharedPlace
 
 MAGIC = 0x31765350  # b"PSv1" in little endian
-PROTOCOL = 4
+PROTOCOL = 5
 HEADER_BYTES = 64
 MAX_PAYLOAD_BYTES = 8 << 20
 MAX_META_BYTES = (4 << 20) - HEADER_BYTES

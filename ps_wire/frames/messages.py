@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -206,31 +207,26 @@ def epoch_use_from_proto(message: coordinator.EpochUse) -> EpochUse:
 
 def piece_to_proto(piece: EpochPiece) -> coordinator.Piece:
     """A piece of an epoch as a message."""
-    return coordinator.Piece(epoch=piece.epoch, place=piece.place, count=piece.count, first=piece.first)
+    return coordinator.Piece(**asdict(piece))
 
 
 def piece_from_proto(message: coordinator.Piece) -> EpochPiece:
     """The piece in a message."""
-    return EpochPiece(epoch=message.epoch, place=message.place, count=message.count, first=message.first)
+    return EpochPiece(
+        epoch=message.epoch,
+        place=message.place,
+        ranks=message.ranks,
+        count=message.count,
+        first=message.first,
+        own=message.own,
+    )
 
 
 def mark_to_proto(mark: PieceMark) -> coordinator.Mark:
     """How far a worker has come, as a message."""
-    return coordinator.Mark(
-        step=mark.step,
-        batches=mark.batches,
-        samples=mark.samples,
-        pace_batches=mark.pace_batches,
-        pace_samples=mark.pace_samples,
-    )
+    return coordinator.Mark(step=mark.step, samples=mark.samples, pace=mark.pace)
 
 
 def mark_from_proto(message: coordinator.Mark) -> PieceMark:
     """How far a worker has come, by a message."""
-    return PieceMark(
-        step=message.step,
-        batches=message.batches,
-        samples=message.samples,
-        pace_batches=message.pace_batches,
-        pace_samples=message.pace_samples,
-    )
+    return PieceMark(step=message.step, samples=message.samples, pace=message.pace)

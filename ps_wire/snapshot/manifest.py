@@ -35,7 +35,7 @@ from ps_wire.spec.job_spec import MAX_LEASE_S, check_spec
 from ps_wire.spec.table import MAX_TABLES, TableSpec
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = (
     16 << 20

@@ -5,10 +5,11 @@ It must not know how an epoch is dealt (`ps_server/coordinator/epochs/epoch_book
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES, Field, Json
+from ps_wire.process.ranks import MAX_SIZE
+from ps_wire.snapshot.json_fields import MAX_SAMPLES, Field, Json
 
 MAX_LOADERS = 1000  # of a job
 MAX_EPOCHS = 10_000  # that are remembered, over all loaders; the oldest are forgotten
@@ -19,21 +20,25 @@ MAX_PLACES = 1 << 18  # shares of all these epochs; likewise
 class SavedEpoch:
     """An epoch of a loader in a snapshot: its workers, their positions, and the shares that are left.
 
+    A share is named by the worker that it was dealt to.
+
     Attributes:
         loader: its number.
         epoch: of the loader.
-        workers: who share it, in the order of their places.
+        workers: who share it, in the order of their numbers.
+        ranks: of each of these, when it was dealt.
         samples: of the epoch; 0: not known.
         used: of these.
         handed_on: of these, by another worker than the one whose share they were in.
-        starts: worker -> batches of its share that were used; who is not in it has used its share up.
-        left: place and first batch of the shares that nobody has.
+        starts: worker -> samples of its share that were used; who is not in it has used its share up.
+        left: worker and first sample of the shares that nobody has.
         trains: steps were made of its loader's batches.
     """
 
     loader: int
     epoch: int
     workers: tuple[int, ...]
+    ranks: tuple[int, ...]
     samples: int
     used: int
     handed_on: int
@@ -47,6 +52,7 @@ class SavedEpoch:
             "loader": self.loader,
             "epoch": self.epoch,
             "workers": list(self.workers),
+            "ranks": list(self.ranks),
             "samples": self.samples,
             "used": self.used,
             "handed_on": self.handed_on,
@@ -56,7 +62,7 @@ class SavedEpoch:
         }
 
 
-_FORM = ("loader", "epoch", "workers", "samples", "used", "handed_on", "starts", "left", "trains")
+_FORM = ("loader", "epoch", "workers", "ranks", "samples", "used", "handed_on", "starts", "left", "trains")
 
 
 def epochs_from_json(given: Field, num_workers: int) -> tuple[SavedEpoch, ...]:
@@ -79,25 +85,32 @@ def _epoch(given: Field, num_workers: int) -> SavedEpoch:
     workers = tuple(it.whole(num_workers - 1) for it in parts["workers"].entries(num_workers))
     if list(workers) != sorted(set(workers)):
         raise parts["workers"].refuse("numbers of workers, each once, in order")
+    sharing = frozenset(workers)
+    ranks = tuple(it.whole(MAX_SIZE, least=1) for it in parts["ranks"].entries(num_workers))
+    if len(ranks) != len(workers):
+        raise parts["ranks"].refuse("a number of ranks for each worker")
     starts = {
-        worker: first.whole()
+        worker: first.whole(MAX_SAMPLES)
         for worker, first in parts["starts"].numbered(num_workers - 1, num_workers).items()
     }
-    if not starts.keys() <= set(workers):
+    if not starts.keys() <= sharing:
         raise parts["starts"].refuse("workers that share the epoch")
     return SavedEpoch(
         loader=parts["loader"].whole(MAX_LOADERS - 1),
         epoch=parts["epoch"].whole(),
         workers=workers,
+        ranks=ranks,
         samples=parts["samples"].whole(MAX_SAMPLES),
         used=parts["used"].whole(MAX_SAMPLES),
         handed_on=parts["handed_on"].whole(MAX_SAMPLES),
         starts=starts,
-        left=tuple(_left(item, len(workers)) for item in parts["left"].entries(MAX_PLACES)),
+        left=tuple(_left(item, sharing) for item in parts["left"].entries(MAX_PLACES)),
         trains=parts["trains"].flag(),
     )
 
 
-def _left(given: Field, count: int) -> tuple[int, int]:
-    place, first = given.tuple(2)
-    return place.whole(count - 1), first.whole(MAX_COUNT)
+def _left(given: Field, workers: Collection[int]) -> tuple[int, int]:
+    share, first = given.tuple(2)
+    if (worker := share.whole()) not in workers:
+        raise share.refuse("the number of a worker that shares the epoch")
+    return worker, first.whole(MAX_SAMPLES)

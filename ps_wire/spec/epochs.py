@@ -1,6 +1,10 @@
 """A piece of an epoch that a worker hands out, and how far it has come in it: pure values of both ends.
 
-Legend: an epoch of a loader is dealt in `count` shares; a piece is one of them, from a batch of it on.
+Legend: N = samples of an epoch, R = ranks of all workers that share it, in the order of workers' numbers. A
+worker that is no group is one rank. Each rank has N // R samples, the first N % R of them one more, and a
+worker's share is that of its ranks together, which lie side by side. So shares of groups of different sizes
+have equally many batches. A place in a share is a number of samples: whoever takes the rest of it may cut
+other batches.
 """
 
 from __future__ import annotations
@@ -14,15 +18,30 @@ class EpochPiece:
 
     Attributes:
         epoch: whose order it is; of what was left over by others, it may be an earlier one than the loop's.
-        place: of the share among those of the epoch.
-        count: shares of the epoch.
-        first: batches of the share that come before it.
+        place: ranks that come before those of the share.
+        ranks: of the worker that it was dealt to.
+        count: ranks of all who share the epoch, R.
+        first: samples of the share that come before it.
+        own: it is of the share that was dealt to who has it.
     """
 
     epoch: int
     place: int
     count: int
+    ranks: int = 1
     first: int = 0
+    own: bool = True
+
+    def bounds(self, num_samples: int) -> tuple[int, int]:
+        """The share's part of an epoch of N samples: its first place, and the one behind its last."""
+        least, more = divmod(num_samples, self.count)
+        start, end = (ranks * least + min(ranks, more) for ranks in (self.place, self.place + self.ranks))
+        return start, end
+
+    def length(self, num_samples: int) -> int:
+        """Samples of this piece, in an epoch of N."""
+        start, end = self.bounds(num_samples)
+        return max(end - start - self.first, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +50,14 @@ class PieceMark:
 
     Attributes:
         step: of the worker, over its tables the largest.
-        batches: of the piece that went into them.
-        samples: of these batches.
-        pace_batches: that each step from then on takes.
-        pace_samples: of these.
+        samples: of the piece that went into them.
+        pace: samples that each step from then on takes.
     """
 
     step: int = 0
-    batches: int = 0
     samples: int = 0
-    pace_batches: int = 0
-    pace_samples: int = 0
+    pace: int = 0
 
-    def at(self, step: int) -> tuple[int, int]:
-        """Batches and samples of the piece that go into the first `step` steps, by this pace."""
-        ahead = step - self.step
-        return self.batches + ahead * self.pace_batches, self.samples + ahead * self.pace_samples
+    def at(self, step: int) -> int:
+        """Samples of the piece that go into the first `step` steps, by this pace."""
+        return self.samples + (step - self.step) * self.pace

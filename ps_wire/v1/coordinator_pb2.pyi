@@ -34,7 +34,7 @@ class MemberRequest(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., make_table: _Optional[_Union[MakeTable, _Mapping]] = ..., uploaded: _Optional[_Union[Uploaded, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., cut_ready: _Optional[_Union[CutReady, _Mapping]] = ..., cut_captured: _Optional[_Union[CutCaptured, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("protocol", "job", "worker", "host", "pid", "lease_s", "evicted")
+    __slots__ = ("protocol", "job", "worker", "host", "pid", "lease_s", "evicted", "ranks")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Join(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: _spec_pb2.Job
     worker: int
@@ -49,7 +50,8 @@ class Join(_message.Message):
     pid: int
     lease_s: float
     evicted: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., worker: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., lease_s: _Optional[float] = ..., evicted: _Optional[int] = ...) -> None: ...
+    ranks: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., worker: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., lease_s: _Optional[float] = ..., evicted: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "session", "heard")
@@ -930,7 +932,7 @@ class GetStateRequest(_message.Message):
     def __init__(self, key: _Optional[_Union[StateKey, _Mapping]] = ..., at_least: _Optional[bytes] = ...) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "first", "samples", "mark", "rest", "request", "data", "sums")
+    __slots__ = ("job", "worker", "incarnation", "loader", "epoch", "begins", "samples", "mark", "rest", "request", "data", "sums")
     class DataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -944,7 +946,6 @@ class ShareRequest(_message.Message):
     LOADER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BEGINS_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
@@ -957,28 +958,23 @@ class ShareRequest(_message.Message):
     loader: int
     epoch: int
     begins: bool
-    first: int
     samples: int
     mark: Mark
     rest: Mark
     request: int
     data: _containers.ScalarMap[str, str]
     sums: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., first: _Optional[int] = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ..., request: _Optional[int] = ..., data: _Optional[_Mapping[str, str]] = ..., sums: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., epoch: _Optional[int] = ..., begins: bool = ..., samples: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., rest: _Optional[_Union[Mark, _Mapping]] = ..., request: _Optional[int] = ..., data: _Optional[_Mapping[str, str]] = ..., sums: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Mark(_message.Message):
-    __slots__ = ("step", "batches", "samples", "pace_batches", "pace_samples")
+    __slots__ = ("step", "samples", "pace")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    BATCHES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    PACE_BATCHES_FIELD_NUMBER: _ClassVar[int]
-    PACE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     step: int
-    batches: int
     samples: int
-    pace_batches: int
-    pace_samples: int
-    def __init__(self, step: _Optional[int] = ..., batches: _Optional[int] = ..., samples: _Optional[int] = ..., pace_batches: _Optional[int] = ..., pace_samples: _Optional[int] = ...) -> None: ...
+    pace: int
+    def __init__(self, step: _Optional[int] = ..., samples: _Optional[int] = ..., pace: _Optional[int] = ...) -> None: ...
 
 class ShareReply(_message.Message):
     __slots__ = ("piece", "newest")
@@ -989,30 +985,36 @@ class ShareReply(_message.Message):
     def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ..., newest: bool = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("epoch", "place", "count", "first")
+    __slots__ = ("epoch", "place", "count", "first", "ranks", "own")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     place: int
     count: int
     first: int
-    def __init__(self, epoch: _Optional[int] = ..., place: _Optional[int] = ..., count: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...
+    ranks: int
+    own: bool
+    def __init__(self, epoch: _Optional[int] = ..., place: _Optional[int] = ..., count: _Optional[int] = ..., first: _Optional[int] = ..., ranks: _Optional[int] = ..., own: bool = ...) -> None: ...
 
 class UseRequest(_message.Message):
-    __slots__ = ("job", "worker", "incarnation", "loader", "mark")
+    __slots__ = ("job", "worker", "incarnation", "loader", "mark", "skipped")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LOADER_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker: int
     incarnation: int
     loader: int
     mark: Mark
-    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ...) -> None: ...
+    skipped: int
+    def __init__(self, job: _Optional[str] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., loader: _Optional[int] = ..., mark: _Optional[_Union[Mark, _Mapping]] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class UseReply(_message.Message):
     __slots__ = ()

@@ -90,7 +90,7 @@ class EpochDealer:
         self._incarnation = 0  # that has the piece; 0: there is none
         self._requests = 0
         self._step = 0
-        self._batches = self._of_samples = 0  # of the piece, handed out
+        self._out = 0  # samples of the piece that were handed out
         self._told = PieceMark()  # what the coordinator foretells by
         self._used = PieceMark()  # with the last step
 
@@ -107,7 +107,7 @@ class EpochDealer:
     @property
     def pending(self) -> bool:
         """Whether batches have been handed out that are in no step yet."""
-        return not self.void and self._batches > self._used.batches
+        return not self.void and self._out > self._used.samples
 
     @property
     def behind(self) -> int:
@@ -131,30 +131,19 @@ class EpochDealer:
             self._replayed = replace(self._replayed, epoch=epoch)
         return replace(self._replayed, first=first)
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
+    def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
         """See `Dealer`."""
         kept = not self.void
         if not kept:  # it has come into the job, or into another history of it
             self._step = self._steps.step
         self._requests += 1
-        mark = PieceMark(
-            step=self._step,
-            batches=kept * self._used.batches,
-            samples=kept * self._used.samples,
-            pace_batches=self._told.pace_batches or 1,
-            pace_samples=self._told.pace_samples,
-        )
-        rest = PieceMark(
-            step=self._step + (self._batches > self._used.batches),
-            batches=kept * self._batches,
-            samples=kept * self._of_samples,
-        )
+        mark = PieceMark(step=self._step, samples=kept * self._used.samples, pace=self._told.pace)
+        rest = PieceMark(step=self._step + (self._out > self._used.samples), samples=kept * self._out)
         request = pb.ShareRequest(
             request=self._requests,
             loader=self._loader,
             epoch=epoch,
             begins=begins,
-            first=first,
             samples=self._samples,
             data=self._data,
             sums=self._sums,
@@ -166,38 +155,34 @@ class EpochDealer:
             reply = self._source.share(request)
         finally:
             self.begins = False
-        self._batches = self._of_samples = 0
+        self._out = 0
         self._incarnation = self._source.incarnation
         self._used = PieceMark(step=self._step)
-        self._told = PieceMark(
-            step=self._step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples
-        )
+        self._told = PieceMark(step=self._step, pace=mark.pace)
         self.newest = reply.newest
         if not reply.HasField("piece"):
             self._incarnation = 0
             return None
         return piece_from_proto(reply.piece)
 
+    def skip(self, first: int) -> None:
+        """See `Dealer`."""
+        with suppress(PsError):  # then this worker is in the job no more, or another incarnation of it
+            self._source.use(pb.UseRequest(loader=self._loader, skipped=first))
+
     def hand_out(self, samples: int) -> None:
         """The next batch goes to the script."""
-        self._batches += 1
-        self._of_samples += samples
+        self._out += samples
 
     def take_step(self, step: int) -> None:
         """Counts what was handed out as of the first `step` steps; the last of them has not left yet."""
         self._step = step
-        if self.void or (self._used.step >= step and self._used.batches == self._batches):
+        if self.void or (self._used.step >= step and self._used.samples == self._out):
             return
-        self.trains = self.trains or self._batches > self._used.batches
-        now = PieceMark(
-            step=step,
-            batches=self._batches,
-            samples=self._of_samples,
-            pace_batches=self._batches - self._used.batches,
-            pace_samples=self._of_samples - self._used.samples,
-        )
+        self.trains = self.trains or self._out > self._used.samples
+        now = PieceMark(step=step, samples=self._out, pace=self._out - self._used.samples)
         self._used = now
-        if self._told.at(step) != (now.batches, now.samples):
+        if self._told.at(step) != now.samples:
             with suppress(PsError):  # then the push that follows says it
                 self._source.use(pb.UseRequest(loader=self._loader, mark=mark_to_proto(now)))
             self._told = now

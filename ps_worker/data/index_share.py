@@ -1,16 +1,18 @@
-"""This worker's share of a dataset with a length and an index (map-style).
+"""A worker's pieces of a dataset with a length and an index (map-style), cut into batches.
 
-Legend: N = samples, W = workers, B = batch size.
+Legend: N = samples, R = ranks of all who share an epoch, G = ranks of this worker, b = batch size of a rank.
 
-The order of an epoch is a permutation that every worker draws from the same seed; worker w takes its w-th
-part. Under BSP several workers get equally many batches, of sizes that differ by at most one, so that nobody
-waits at the last barrier of an epoch; otherwise, and alone, batches are full but for the last, as torch's.
+The order of an epoch is a permutation that every worker draws from the same seed; a share is a part of it
+(`EpochPiece.bounds`). Under BSP several workers get equally many batches, so that nobody waits at the last
+barrier of an epoch; otherwise, and alone, batches are full but for the last, as torch's. What a worker of
+another size, or with other batches, has left over of a share is cut anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch.utils.data import Sampler
@@ -20,45 +22,56 @@ from ps_wire.spec.epochs import EpochPiece
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The rule by which N samples are dealt to W workers.
+    """The rule by which one worker cuts its pieces of N samples into batches.
 
     Attributes:
         num_samples: N.
-        num_workers: W.
-        batch_size: B, the most that a batch holds (BSP may need one more; see `sizes`).
+        batch_size: b, the most that a batch holds for each rank (BSP may need one more; see `sizes`).
         even: equally many batches for every worker (BSP).
         drop_last: full batches only.
-        least: samples that a batch holds at least: a group deals each batch to so many ranks.
+        ranks: G; no batch is smaller.
     """
 
     num_samples: int
-    num_workers: int
     batch_size: int
     even: bool
     drop_last: bool
-    least: int = 1
+    ranks: int = 1
 
-    def bounds(self, worker: int) -> tuple[int, int]:
-        """The worker's part of the permutation: first place, and the one behind the last."""
-        least, more = divmod(self.num_samples, self.num_workers)
-        start = worker * least + min(worker, more)
-        return start, start + least + (worker < more)
+    def sizes(self, piece: EpochPiece) -> list[int]:
+        """Sizes of the batches of a piece, in order."""
+        return self.cut(piece)[1]
 
-    def sizes(self, worker: int) -> list[int]:
-        """Sizes of the worker's batches, in order."""
-        start, end = self.bounds(worker)
-        share = end - start
+    def cut(self, piece: EpochPiece) -> tuple[int, list[int]]:
+        """How many batches of its share come before a piece, and the sizes of its own."""
+        if piece.ranks == self.ranks:
+            sizes = self._whole(piece)
+            ends = [0, *accumulate(sizes)]
+            if piece.first in ends:
+                before = ends.index(piece.first)
+                return before, sizes[before:]
+        return -(-piece.first // (self.batch_size * self.ranks)), self._full(piece.length(self.num_samples))
+
+    def _whole(self, piece: EpochPiece) -> list[int]:
+        samples = replace(piece, first=0).length(self.num_samples)
+        if not self.even or piece.ranks == piece.count:  # alone it has torch's batches
+            return self._full(samples)
+        least, largest = self.num_samples // piece.count, -(-self.num_samples // piece.count)  # of a rank
         if self.drop_last:
-            least = self.num_samples // self.num_workers if self.even else share
-            return [self.batch_size] * (least // self.batch_size)
-        if not self.even or self.num_workers == 1:  # alone it has torch's batches
-            full, rest = divmod(share, self.batch_size)
-            if 0 < rest < self.least:  # a rank would have none of the last batch
-                return _spread(share, max(min(full + 1, share // self.least), 1))
-            return [self.batch_size] * full + [rest] * bool(rest)
-        least, largest = self.num_samples // self.num_workers, -(-self.num_samples // self.num_workers)
-        # A batch may be one over B where B does not divide: the alternative is an empty batch elsewhere.
-        return _spread(share, min(-(-largest // self.batch_size), least // self.least))
+            return [self.batch_size * self.ranks] * (least // self.batch_size)
+        # A batch may be one over b where b does not divide: the alternative is an empty batch elsewhere.
+        return _spread(samples, max(min(-(-largest // self.batch_size), least), 1))
+
+    def _full(self, samples: int) -> list[int]:
+        size = self.batch_size * self.ranks
+        full, rest = divmod(samples, size)
+        if self.drop_last or not rest:
+            return [size] * full
+        if rest >= self.ranks:
+            return [size] * full + [rest]
+        if samples < self.ranks:
+            return []
+        return _spread(samples, min(full + 1, samples // self.ranks))  # else a rank had none of the last
 
 
 def _spread(samples: int, batches: int) -> list[int]:
@@ -67,52 +80,50 @@ def _spread(samples: int, batches: int) -> list[int]:
 
 
 class ShareSampler(Sampler[list[int]]):
-    """Batches of indices of one worker, from a position on.
+    """Batches of indices of one worker, of one piece after another.
 
     Attributes:
-        sizes: of the worker's batches in every epoch, in order.
+        sizes: of the worker's batches of the piece, in order.
     """
 
     def __init__(
         self,
         share: Share,
-        worker: int,
+        piece: EpochPiece,
         *,
         shuffle: bool,
         seed: int,
         on_read: Callable[[], None] | None = None,
-        part: tuple[int, int] = (0, 1),
+        rank: int = 0,
     ) -> None:
-        """Takes `on_read`, called before a batch is given; and which part of each, of how many."""
-        self._part, self._parts = part
+        """Takes the piece to begin with, `on_read`, called before a batch is given, and whose part it is."""
+        self._rank = rank
         self._on_read = on_read or (lambda: None)
         self._share = share
-        self._deal(worker, share.num_workers)
-        self._num_samples = share.num_samples
         self._shuffle = shuffle
         self._seed = seed
-        self._epoch = 0
-        self._skipped = 0
+        self.begin(piece)
 
-    def begin(self, piece: EpochPiece) -> None:
-        """Sets what the next iteration gives."""
-        self._epoch, self._skipped = piece.epoch, piece.first
-        self._deal(piece.place, piece.count)
+    def begin(self, piece: EpochPiece) -> int:
+        """Sets what the next iteration gives, and says how many batches of the share come before."""
+        self._epoch = piece.epoch
+        self._start = piece.bounds(self._share.num_samples)[0] + piece.first
+        before, self.sizes = self._share.cut(piece)
+        return before
 
-    def _deal(self, place: int, count: int) -> None:
-        share = replace(self._share, num_workers=count)
-        self.sizes = share.sizes(place)
-        self._start, _ = share.bounds(place)
+    def samples(self, piece: EpochPiece, batches: int) -> int:
+        """Of the first batches of the share of a piece."""
+        return sum(self._share.sizes(replace(piece, first=0))[:batches])
 
     def __iter__(self) -> Iterator[list[int]]:
-        order: list[int] | range = range(self._num_samples)
+        order: list[int] | range = range(self._share.num_samples)
         if self._shuffle:
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._epoch) % (1 << 63))
-            order = torch.randperm(self._num_samples, generator=generator, device="cpu").tolist()
-        at = self._start + sum(self.sizes[: self._skipped])
-        for size in self.sizes[self._skipped :]:
+            order = torch.randperm(len(order), generator=generator, device="cpu").tolist()
+        at, ranks = self._start, self._share.ranks
+        for size in self.sizes:
             self._on_read()
-            first, last = (size * part // self._parts for part in (self._part, self._part + 1))
+            first, last = (size * rank // ranks for rank in (self._rank, self._rank + 1))
             yield list(order[at + first : at + last])
             at += size
 

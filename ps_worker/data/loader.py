@@ -29,6 +29,12 @@ LoaderState: TypeAlias = dict[str, int | bool | None]
 OURS = ("batch_sampler", "sampler", "in_order")
 
 
+def whole_share(worker: int, num_workers: int, ranks: Ranks) -> EpochPiece:
+    """The share of a worker where all have as many ranks."""
+    size = ranks.size
+    return EpochPiece(epoch=0, place=worker * size, ranks=size, count=num_workers * size)
+
+
 class Dealer(Protocol):
     """Says what of an epoch this worker hands out."""
 
@@ -47,14 +53,16 @@ class Dealer(Protocol):
     def replay(self, epoch: int) -> EpochPiece | None:
         """Gives what is handed out of an epoch while the script is behind; None where it is not."""
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
+    def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
         """The next piece of an epoch, or None.
 
         Args:
             epoch: of the iteration.
             begins: the iteration does; else the piece before has come to its end, or is void.
-            first: batches of this worker's share that were handed out before.
         """
+
+    def skip(self, first: int) -> None:
+        """So many samples of the share that was dealt last were used before, more than it begins with."""
 
 
 class LoaderListener(Protocol):
@@ -136,6 +144,7 @@ class Loader:
         for name in OURS:
             if name in options:
                 raise UsageError(f"worker.loader draws the samples itself, in its order: leave {name} out")
+        self._whose = "ranks" if ranks.together else "workers"
         streamed = isinstance(dataset, IterableDataset)
         num_samples = len(dataset) if isinstance(dataset, Sized) else None
         if streamed and ranks.together:
@@ -144,7 +153,7 @@ class Loader:
                 "or let each process be a worker of its own (PS_GROUP_SIZE=1)"
             )
         if num_samples is not None:
-            check_length(num_samples, num_workers * ranks.size)
+            check_length(num_samples, num_workers - 1 + ranks.size, self._whose)
         elif not streamed:
             raise UsageError(
                 "worker.loader takes a dataset with a length and an index (map-style) "
@@ -161,6 +170,7 @@ class Loader:
         self.num_workers: int = options.get("num_workers", 0)
         self.collate_fn: Callable[[Any], Any] = options.get("collate_fn") or default_collate
         self._ended = ended
+        self._num_samples = num_samples
         self._dealer = dealer
         self._listener = listener
         self._next = Position(epoch=0)  # where the next iteration begins
@@ -180,18 +190,17 @@ class Loader:
             "drop_last": drop_last,
             "even": even,
         }
+        whole = whole_share(rank, num_workers, ranks)
         self._share: ShareSampler | StreamBatches
         self._length: int | None = None
         if isinstance(dataset, IterableDataset):
             stream = StreamShare(
-                worker=rank,
-                num_workers=num_workers,
                 batch_size=batch_size,
                 even=even,
                 drop_last=drop_last,
             )
-            self._length = None if num_samples is None else stream.count(num_samples)
-            self._share = StreamBatches(dataset, stream, shared=bool(options.get("num_workers")))
+            self._length = None if num_samples is None else stream.count(whole, num_samples)
+            self._share = StreamBatches(dataset, stream, whole, shared=bool(options.get("num_workers")))
             collate = SizedCollate(self.collate_fn)
             self._loader: DataLoader[Any] = DataLoader(
                 self._share, batch_size=None, **{**options, "collate_fn": collate}
@@ -200,19 +209,18 @@ class Loader:
             assert num_samples is not None
             share = Share(
                 num_samples=num_samples,
-                num_workers=num_workers,
-                batch_size=batch_size * ranks.size,
+                batch_size=batch_size,
                 even=even,
                 drop_last=drop_last,
-                least=ranks.size,
+                ranks=ranks.size,
             )
             self._share = ShareSampler(
                 share,
-                rank,
+                whole,
                 shuffle=bool(self._made_with["shuffle"]),
                 seed=seed,
                 on_read=self._reads if self._reads_here else None,
-                part=(ranks.rank, ranks.size),
+                rank=ranks.rank,
             )
             self._length = len(self._share.sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
@@ -268,7 +276,7 @@ class Loader:
             self._under_way = start.epoch
             piece, quietly = yield from self._find_piece(start, mine, begins=begins)
             if piece is not None and not self._moved:
-                self._own = begins and piece.epoch == start.epoch
+                self._own = self._is_own(piece, start)
                 begins = False
                 yield from self._hand_out(start.epoch, piece, mine, quietly=quietly)
             if self._moved:  # to where the script's loop is, or this iteration ends and the loop goes there
@@ -297,7 +305,9 @@ class Loader:
         asks = yield from self._replay(start.epoch, mine)
         piece = None
         while asks and self._now is not None and not self._moved:
-            piece = self._dealer.deal(start.epoch, begins=begins, first=start.offset)
+            piece = self._dealer.deal(start.epoch, begins=begins)
+            if piece is not None and begins and self._is_own(piece, start):
+                piece = self._skip(piece, start)
             behind = self._dealer.behind > 0  # who was evicted while it asked, too
             quietly |= behind
             here = piece is not None or (behind and self._dealer.newest)
@@ -305,6 +315,17 @@ class Loader:
                 return None, quietly
             asks = here and piece is None  # others may have left something meanwhile
         return piece, quietly
+
+    def _is_own(self, piece: EpochPiece, start: Position) -> bool:
+        return piece.own and piece.epoch == start.epoch
+
+    def _skip(self, piece: EpochPiece, start: Position) -> EpochPiece:
+        """This worker's share, without what was used before the job."""
+        first = start.offset or self._share.samples(piece, start.batches)
+        if first <= piece.first:
+            return piece
+        self._dealer.skip(first)
+        return replace(piece, first=first)
 
     def _catch_up(self, epoch: int, mine: int, *, dealt: bool) -> Generator[Any, None, bool]:
         """Hands out again until the script is behind no more; whether it is not.
@@ -328,12 +349,10 @@ class Loader:
 
     def _hand_out_again(self, epoch: int, piece: EpochPiece, mine: int) -> Generator[Any, None, bool]:
         """Batches that were used, until the script has taken again the steps that it is behind."""
-        self._share.begin(piece)
-        sizes = self._share.sizes if isinstance(self._share, ShareSampler) else None
-        self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        self._begin(epoch, piece)
         self._replays = True
         self._listener.begin_iterator()
-        batches = self._sized(sizes, piece.first)
+        batches = self._sized()
         begun, stepped = 0, False
         while (
             (behind := self._dealer.behind)
@@ -346,7 +365,7 @@ class Loader:
                 break
             if not self._reads_here:
                 self._listener.begin_batch()
-            self._now = replace(self._now, offset=self._now.offset + 1)
+            self._count(found[0])
             begun += 1
             yield found[1]
             stepped |= self._dealer.behind != behind
@@ -357,16 +376,13 @@ class Loader:
 
         `quietly`: the script's iteration had begun before, so that no generator is drawn from once more.
         """
-        self._share.begin(piece)
-        sizes = None
-        if isinstance(self._share, ShareSampler):
-            sizes = self._share.sizes
-            self._length = len(sizes) if self._own else self._length
-        self._now = Position(epoch=epoch, offset=piece.first, share=piece)
+        before = self._begin(epoch, piece)
+        if self._own and isinstance(self._share, ShareSampler):
+            self._length = before + len(self._share)
         self._replays = False
         self._listener.begin_iterator()
         drawn = torch.get_rng_state() if quietly else None
-        batches = self._sized(sizes, piece.first)
+        batches = self._sized()
         if drawn is not None:
             torch.set_rng_state(drawn)
         for size, batch in batches:
@@ -379,8 +395,21 @@ class Loader:
             if not self._reads_here:
                 self._listener.begin_batch()
             self._listener.hand_out(self, size)
-            self._now = replace(self._now, offset=self._now.offset + 1)
+            self._count(size)
             yield batch
+
+    def _begin(self, epoch: int, piece: EpochPiece) -> int:
+        """Sets what torch's loader gives next; how many batches of the share come before it."""
+        if self._num_samples is not None:  # of a stream this is known at its end
+            check_length(self._num_samples, piece.count, self._whose)
+        before = self._share.begin(piece)
+        self._now = Position(epoch=epoch, offset=piece.first, batches=before, share=piece)
+        return before
+
+    def _count(self, samples: int) -> None:
+        """A batch is handed out."""
+        assert self._now is not None
+        self._now = replace(self._now, offset=self._now.offset + samples, batches=self._now.batches + 1)
 
     def _reads(self) -> None:
         if self._now is not None and (self._replays or not self._dealer.void):  # else it is of no use
@@ -395,18 +424,18 @@ class Loader:
         """The script's loop goes to another epoch: the iteration that is under way ends."""
         self._now = None
 
-    def _sized(self, sizes: list[int] | None, skipped: int) -> Iterator[tuple[int, Any]]:
-        """The batches with their numbers of samples."""
-        if sizes is None:
-            return iter(self._loader)
-        return zip(sizes[skipped:], self._loader, strict=True)
+    def _sized(self) -> Iterator[tuple[int, Any]]:
+        """The batches with their numbers of samples, of all ranks together."""
+        if isinstance(self._share, ShareSampler):
+            return zip(self._share.sizes, self._loader, strict=True)
+        return iter(self._loader)
 
     def _find_start(self) -> Position:
         """Epoch and first batch of the iteration that begins."""
         current = self._listener.current_epoch
         if current is None or current == self._next.epoch:
             return self._next
-        if self._next.offset:
+        if self._next.batches:
             raise UsageError(
                 f"the loader's state is inside epoch {self._next.epoch}, worker.epochs is at {current}: "
                 f"iterate worker.epochs(n, start={self._next.epoch}) to go on there, "
@@ -437,9 +466,9 @@ class Loader:
             Numbers only: "epoch", "batches" (handed out in that epoch), and what the order depends on.
         """
         at = self._now or self._next
-        if self._now is not None and not (self._own and at.offset != self._length):
+        if self._now is not None and not (self._own and at.batches != self._length):
             at = self._next  # whether or not the iterator was asked for one more
-        return {"epoch": at.epoch, "batches": at.offset, **self._made_with}
+        return {"epoch": at.epoch, "batches": at.batches, **self._made_with}
 
     def load_state_dict(self, state: Mapping[str, int | bool | None]) -> None:
         """Makes the next iteration go on after the last batch before `state_dict()`, in the same order.
@@ -467,4 +496,4 @@ class Loader:
             raise UsageError(f"a loader cannot be at epoch {epoch}, batch {batches}")
         if self._length is not None and batches > self._length:
             raise UsageError(f"the state is {batches} batches into an epoch of {self._length}")
-        self._next, self._now = Position(epoch=epoch, offset=batches), None
+        self._next, self._now = Position(epoch=epoch, batches=batches), None

@@ -21,12 +21,14 @@ class Position:
 
     Attributes:
         epoch: of the iteration that is under way, else of the next one.
-        offset: batches of the share that come before the next one.
+        offset: samples of the share that come before the next one.
+        batches: of the share that come before it. Without an offset, where only their number is known.
         share: the piece that the iteration under way hands out; None: the next one asks for its share.
     """
 
     epoch: int
     offset: int = 0
+    batches: int = 0
     share: EpochPiece | None = None
 
     def as_numbers(self) -> dict[str, Any]:
@@ -43,7 +45,8 @@ class Position:
         try:
             share = numbers["share"]
             piece = None if share is None else EpochPiece(**share)
-            return cls(epoch=int(numbers["epoch"]), offset=int(numbers["offset"]), share=piece)
+            epoch, offset, batches = (int(numbers[name]) for name in ("epoch", "offset", "batches"))
+            return cls(epoch=epoch, offset=offset, batches=batches, share=piece)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"this is no position of a loader: {error}") from None
 

@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from ps_wire.errors import RolledBack, UsageError
 from ps_wire.process.ranks import ALONE, Ranks
 from ps_wire.spec.consistency import Consistency
-from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.data_facts import facts_of, sums_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
-from ps_worker.data.loader import Loader
+from ps_worker.data.loader import Loader, whole_share
 from ps_worker.data.position import Position, Positions
 
 
@@ -107,7 +106,7 @@ class ScriptData:
             source,
             self._listener,
             samples=len(dataset) if isinstance(dataset, Sized) else 0,
-            whole=EpochPiece(epoch=0, place=given["rank"], count=given["num_workers"]),
+            whole=whole_share(given["rank"], given["num_workers"], self._ranks),
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
             sums=sums_of(dataset),
         )
@@ -130,10 +129,7 @@ class ScriptData:
 
     def _sizes(self, given: Mapping[str, Any]) -> dict[str, str]:
         """The sizes that all workers have to have alike where they get equally many batches."""
-        group = {"group_size": str(self._ranks.size)} if self._ranks.together else {}
-        if not self._even:
-            return group
-        return group | {name: str(given[name]) for name in ("batch_size", "drop_last")}
+        return {name: str(given[name]) for name in ("batch_size", "drop_last") if self._even}
 
     def take_step(self, step: int) -> None:
         """Counts what loaders have handed out as of the first `step` steps of this worker."""

@@ -141,6 +141,7 @@ class Membership:
             pid=os.getpid(),
             lease_s=0.0 if alone else settings.lease_s,
             evicted=0 if evicted is None else evicted.incarnation,
+            ranks=settings.data_ranks.size,
         )
         if self._stream is not None:
             self._stream.close(cancel=True)

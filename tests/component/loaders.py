@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from hypothesis import strategies as st
@@ -37,19 +39,22 @@ class Unmoved:
 
 
 class Alone:
-    """A `Dealer` that always deals the same share, of which nothing is left over."""
+    """A `Dealer` that always deals this share, of which nothing is left over."""
 
     void = newest = False
     behind = 0
 
-    def __init__(self, rank: int, num_workers: int) -> None:
-        self._place, self._count = rank, num_workers
+    def __init__(self, share: EpochPiece) -> None:
+        self._share = share
 
     def replay(self, epoch: int) -> EpochPiece | None:
         return None
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
-        return EpochPiece(epoch=epoch, place=self._place, count=self._count, first=first) if begins else None
+    def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
+        return replace(self._share, epoch=epoch) if begins else None
+
+    def skip(self, first: int) -> None:
+        pass
 
 
 class Counting:
@@ -86,7 +91,7 @@ def made(samples: int | Dataset[Any], rank: int = 0, num_workers: int = 1, **giv
         "even": True,
         "ended": False,
         "options": {},
-        "dealer": Alone(rank, num_workers),
+        "dealer": Alone(pieces_of([1] * num_workers)[rank]),
         "listener": Counting(),
     }
     dataset = range(samples) if isinstance(samples, int) else samples
@@ -97,13 +102,23 @@ def epoch_of(loader: Loader) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
 
+def pieces_of(sizes: Sequence[int]) -> list[EpochPiece]:
+    """The shares of workers with so many ranks."""
+    places = accumulate(sizes, initial=0)
+    return [
+        EpochPiece(epoch=0, place=place, ranks=ranks, count=sum(sizes))
+        for place, ranks in zip(places, sizes, strict=False)
+    ]
+
+
 @st.composite
-def shares(draw: st.DrawFn) -> Share:
-    num_workers = draw(st.integers(1, 9))
-    return Share(
-        num_samples=draw(st.integers(num_workers, 400)),
-        num_workers=num_workers,
-        batch_size=draw(st.integers(1, 70)),
-        even=draw(st.booleans()),
-        drop_last=draw(st.booleans()),
-    )
+def dealt(draw: st.DrawFn, most_ranks: int = 4) -> list[tuple[Share, EpochPiece]]:
+    """An epoch as it is dealt: of each worker, how it cuts its share, and that share."""
+    sizes = draw(st.lists(st.integers(1, most_ranks), min_size=1, max_size=9))
+    common = {
+        "num_samples": draw(st.integers(sum(sizes), 400)),
+        "batch_size": draw(st.integers(1, 70)),
+        "even": draw(st.booleans()),
+        "drop_last": draw(st.booleans()),
+    }
+    return [(Share(ranks=piece.ranks, **common), piece) for piece in pieces_of(sizes)]

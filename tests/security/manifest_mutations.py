@@ -194,7 +194,7 @@ def _flip(draw: random.Random, text: bytes) -> bytes:
 
 def _deep(draw: random.Random, _text: bytes) -> bytes:
     depth = draw.choice((100, 1000, 100_000))
-    return b'{"format": 1, "sha256": "", "manifest": ' + b"[" * depth + b"]" * depth + b"}"
+    return b'{"format": 2, "sha256": "", "manifest": ' + b"[" * depth + b"]" * depth + b"}"
 
 
 _DAMAGE: tuple[Callable[[random.Random, bytes], bytes], ...] = (_cut, _flip, _deep)

@@ -87,7 +87,7 @@ def talks(job: str) -> dict[str, list[Message]]:
         pb.ReadRequest(number=5, state=0),
     ]
     key = pb.StateKey(job=job, worker=0, incarnation=1, name="start/0")
-    mark = pb.Mark(step=1, batches=2)
+    mark = pb.Mark(step=1, samples=2)
     rank = {"protocol": PROTOCOL, "job": job, "size": 2, "host": "here", "machine": "m"}
     calls: dict[str, list[Message]] = {
         "Member": list(member),

@@ -22,7 +22,6 @@ MAX_LOOPS = 100  # of a script
 TOLERANCE = 1e-3  # of sums: workers may have computed the same data with other bits
 SAID_OF = "the data of loader"
 REMEDIES = {
-    "group_size": "groups that share a loader have one size, and workers without a group count as 1",
     "shuffle": "all workers take parts of one order: give the same shuffle on all",
     "seed": "all workers draw one order and take parts of it: give the same seed on all",
     "samples": "give every worker the whole dataset, not a part of it: the loader takes this worker's part",

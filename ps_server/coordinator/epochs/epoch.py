@@ -6,22 +6,32 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ps_wire.spec.epochs import EpochPiece
+
 
 @dataclass(slots=True)
 class DealtEpoch:
-    """An epoch of a loader that was dealt to workers, with their shares."""
+    """An epoch of a loader that was dealt to workers, with their shares, each named by its worker."""
 
     owners: dict[int, int]  # worker -> incarnation, or one of the words of `epoch_book` for it
+    ranks: dict[int, int]  # worker -> ranks that its share was dealt to
     samples: int = 0
     used: int = 0  # in pieces that are closed
     handed_on: int = 0
-    starts: dict[int, int] = field(default_factory=dict)  # worker -> batches of its share used before
+    starts: dict[int, int] = field(default_factory=dict)  # worker -> samples of its share used before
     begun: set[int] = field(default_factory=set)  # workers
-    left: list[tuple[int, int]] = field(default_factory=list)  # place, first batch
+    left: list[tuple[int, int]] = field(default_factory=list)  # share, first sample
 
-    def place(self, worker: int) -> int:
-        """Of a worker's share, in the order of numbers."""
-        return sorted(self.owners).index(worker)
+    def piece(self, number: int, share: int, first: int, *, own: bool = True) -> EpochPiece:
+        """A share from a sample on; `number` is the epoch's."""
+        return EpochPiece(
+            epoch=number,
+            place=sum(ranks for worker, ranks in self.ranks.items() if worker < share),
+            ranks=self.ranks[share],
+            count=sum(self.ranks.values()),
+            first=first,
+            own=own,
+        )
 
     def begin(self, worker: int) -> None:
         """This worker hands out its share from now on."""
@@ -31,18 +41,30 @@ class DealtEpoch:
         """The share of a worker that was awaited is this incarnation's."""
         self.owners[worker] = incarnation
 
-    def leave_over(self, place: int, first: int) -> None:
-        """A share is nobody's from this batch on."""
-        self.left.append((place, first))
+    def leave_over(self, share: int, first: int) -> None:
+        """A share is nobody's from this sample on."""
+        self.left.append((share, first))
 
-    def pop_left(self, own: int | None) -> tuple[int, int]:
-        """Removes and returns what is left over: of this place if there is, else what was left first."""
-        places = [place for place, _ in self.left]
-        return self.left.pop(places.index(own) if own in places else 0)
+    def pop_left(self, worker: int, ranks: int, *, own: bool) -> tuple[int, int] | None:
+        """Removes and returns what this worker may take of what is left over; its own share first.
 
-    def forget_samples(self) -> None:
-        """One who begins has used a part of its share before: how many samples are used now is not known."""
-        self.samples = 0
+        A group takes none in which a rank would have no sample: smaller ones do.
+
+        Args:
+            worker: who takes it.
+            ranks: of it.
+            own: it takes its own share alone.
+        """
+        mine = [left for left in self.left if left[0] == worker]
+        may = mine if own else [*mine, *self.left]
+        found = next((left for left in may if self._fits(left, ranks)), None)
+        if found is not None:
+            self.left.remove(found)
+        return found
+
+    def _fits(self, left: tuple[int, int], ranks: int) -> bool:
+        length = self.piece(0, *left).length(self.samples) if self.samples else ranks
+        return length == 0 or length >= ranks
 
     def count(self, samples: int, *, handed_on: int) -> None:
         """So many samples more are used in pieces that are closed, of which some are `handed_on`."""
@@ -51,17 +73,18 @@ class DealtEpoch:
 
     def give_up(self, workers: Collection[int], owner: int, *, left_over: bool) -> None:
         """Those of these who have not begun their shares never will; they are `owner`'s from now on."""
-        for place, worker in enumerate(sorted(self.owners)):
+        for worker in sorted(self.owners):
             if worker in workers and worker not in self.begun:
                 self.owners[worker] = owner
                 self.begun.add(worker)
                 if left_over:
-                    self.leave_over(place, self.starts.get(worker, 0))
+                    self.leave_over(worker, self.starts.get(worker, 0))
 
     def dump(self) -> dict[str, Any]:
         """All of it, for JSON."""
         return {
             "owners": list(self.owners.items()),
+            "ranks": list(self.ranks.items()),
             "samples": self.samples,
             "used": self.used,
             "handed_on": self.handed_on,
@@ -75,10 +98,11 @@ class DealtEpoch:
         """Makes the epoch that was dumped."""
         return cls(
             owners=dict(facts["owners"]),
+            ranks=dict(facts["ranks"]),
             samples=facts["samples"],
             used=facts["used"],
             handed_on=facts["handed_on"],
             starts=dict(facts["starts"]),
             begun=set(facts["begun"]),
-            left=[(place, first) for place, first in facts["left"]],
+            left=[(share, first) for share, first in facts["left"]],
         )

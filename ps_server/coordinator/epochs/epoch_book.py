@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ps_server.coordinator.epochs.agreed import Agreed
 from ps_server.coordinator.epochs.epoch import DealtEpoch
 from ps_server.coordinator.epochs.piece_usage import PieceUsage
-from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES
+from ps_wire.snapshot.json_fields import MAX_SAMPLES
 from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch
 from ps_wire.spec.epoch_use import EpochUse
 from ps_wire.spec.epochs import EpochPiece, PieceMark
@@ -23,6 +23,13 @@ from ps_wire.spec.epochs import EpochPiece, PieceMark
 KEPT_PIECES = 4  # of a worker and loader: a step that is under way is of the last one or two
 ANY = 0  # instead of an incarnation: whoever comes first under that number
 NOBODY = -1  # its share was handed out before a rollback, or is left over
+
+
+class Sharer(NamedTuple):
+    """Of those who share an epoch: a worker's incarnation, or `ANY`, and how many ranks it has."""
+
+    incarnation: int
+    ranks: int = 1
 
 
 _Answer: TypeAlias = tuple[int, int, EpochPiece | None]  # to an incarnation's request
@@ -61,10 +68,10 @@ class EpochBook:
         epoch: int,
         worker: int,
         incarnation: int,
-        sharing: Mapping[int, int],
+        sharing: Mapping[int, Sharer],
         *,
+        ranks: int = 1,
         begins: bool = True,
-        first: int = 0,
         samples: int = 0,
         mark: PieceMark | None = None,
         rest: PieceMark | None = None,
@@ -76,9 +83,9 @@ class EpochBook:
             epoch: of the worker's iteration.
             worker: who asks.
             incarnation: of it. One that came after the epoch was dealt has no share, but what is left over.
-            sharing: worker -> incarnation, or `ANY`, of those who share it if it is not dealt yet.
+            sharing: those who share it if it is not dealt yet, by worker.
+            ranks: of the worker.
             begins: its iteration does; else the piece before is at its end.
-            first: batches of its share that were used before the job.
             samples: of an epoch; 0: not known.
             mark: how far it had come in the piece before, and its pace from now on.
             rest: how far it comes in it with the step that follows; None: no further.
@@ -93,25 +100,33 @@ class EpochBook:
         if not begins and worker not in dealt.begun and not self._training:
             begins = True  # it comes again to a job of which all were gone before its first step
         if not begins or dealt.owners.get(worker) != incarnation:
-            return self._left_over(loader, epoch, worker, incarnation, sharing, mark, inside=not begins)
-        again = worker in dealt.begun
-        place, start = dealt.place(worker), 0 if again else dealt.starts.get(worker, 0)
-        if first > start:
-            dealt.forget_samples()
-            start = first
-        if not again:
-            dealt.begin(worker)
-            self._adopt(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, place=place, first=start))
-        return EpochPiece(epoch=epoch, place=place, count=len(dealt.owners), first=start)
+            who = Sharer(incarnation, ranks)
+            return self._left_over(loader, epoch, worker, who, sharing, mark, inside=not begins)
+        if worker in dealt.begun:
+            return dealt.piece(epoch, worker, 0)
+        first = dealt.starts.get(worker, 0)
+        dealt.begin(worker)
+        self._adopt(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, share=worker, first=first))
+        return dealt.piece(epoch, worker, first)
 
-    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, int], samples: int) -> DealtEpoch:
+    def skip(self, loader: int, worker: int, incarnation: int, first: int) -> None:
+        """A worker has just begun with its share, and used what comes before `first` before the job."""
+        for piece in self._of(loader, worker, incarnation)[-1:]:
+            epoch = self._epochs.get((loader, piece.epoch))
+            if piece.open and first > piece.first and epoch is not None:
+                epoch.count(first - piece.first, handed_on=0)
+                piece.skip(first)
+
+    def _begin(self, loader: int, epoch: int, sharing: Mapping[int, Sharer], samples: int) -> DealtEpoch:
         places = sum(len(known.owners) for known in self._epochs.values()) + len(sharing)
         while self._epochs and (len(self._epochs) >= MAX_EPOCHS or places > MAX_PLACES):
             oldest = next(iter(self._epochs))
             places -= len(self._epochs.pop(oldest).owners)
             self._live.pop(oldest, None)
         self._live[loader, epoch] = None
-        begun = self._epochs[loader, epoch] = DealtEpoch(dict(sharing), samples=samples)
+        owners = {worker: sharer.incarnation for worker, sharer in sharing.items()}
+        ranks = {worker: sharer.ranks for worker, sharer in sharing.items()}
+        begun = self._epochs[loader, epoch] = DealtEpoch(owners, ranks, samples=samples)
         return begun
 
     def _pass_over(self, loader: int, epoch: int, worker: int, incarnation: int) -> None:
@@ -125,14 +140,14 @@ class EpochBook:
         loader: int,
         epoch: int,
         worker: int,
-        incarnation: int,
-        sharing: Mapping[int, int],
+        who: Sharer,
+        sharing: Mapping[int, Sharer],
         mark: PieceMark,
         *,
         inside: bool,
     ) -> EpochPiece | None:
         """`inside`: the worker's iteration has begun before."""
-        absent = [other for other, owner in sharing.items() if owner == ANY]  # they may never come
+        absent = [other for other, it in sharing.items() if it.incarnation == ANY]  # they may never come
         trains = self.trains(loader)
         for other, number in self._live if trains or not self._training else ():
             dealt = self._epochs[other, number]
@@ -141,14 +156,13 @@ class EpochBook:
                 continue
             if trains:  # else nobody else takes them, and who comes late has its own
                 dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)
-            if dealt.left:
-                own = dealt.place(worker) if worker in dealt.owners else None
-                if not trains and (not inside or own not in [place for place, _ in dealt.left]):
-                    continue  # before the first step a loader may be to validate on
-                place, first = dealt.pop_left(own)  # its own share first: all may come again
-                piece = PieceUsage(epoch=number, place=place, first=first, left_over=True)
-                self._adopt(loader, worker, incarnation, mark, piece)
-                return EpochPiece(epoch=number, place=place, count=len(dealt.owners), first=first)
+            if not (trains or inside):
+                continue  # before the first step a loader may be to validate on
+            if left := dealt.pop_left(worker, who.ranks, own=not trains):
+                share, first = left
+                piece = PieceUsage(epoch=number, share=share, first=first, left_over=True)
+                self._adopt(loader, worker, who.incarnation, mark, piece)
+                return dealt.piece(number, share, first, own=share == worker)
         return None
 
     def trains(self, loader: int) -> bool:
@@ -185,10 +199,10 @@ class EpochBook:
                 piece.cut_off(clock)
                 self._count(loader, piece)
                 key = loader, piece.epoch
-                if key in self._epochs and (was_open or used.batches < before.batches):
+                if key in self._epochs and (was_open or used < before):
                     self._live[key] = None
                     if left_over:
-                        self._epochs[key].leave_over(piece.place, piece.first + used.batches)
+                        self._epochs[key].leave_over(piece.share, piece.first + used)
             self._dealt.pop((loader, worker), None)
         for key in [key for key, it in self._answers.items() if (key[1], it[0]) == (worker, incarnation)]:
             del self._answers[key]
@@ -248,23 +262,24 @@ class EpochBook:
                 if piece.epoch != key[1]:
                     continue
                 now, then = piece.used(), piece.used(clocks.get(worker))
-                samples = then.samples - (0 if piece.open else now.samples)
+                samples = then - (0 if piece.open else now)
                 used, handed_on = used + samples, handed_on + samples * piece.left_over
-                if not piece.open and then.batches >= now.batches:
+                if not piece.open and then >= now:
                     continue
                 if piece.left_over or worker not in epoch.owners:
-                    left.append((piece.place, piece.first + then.batches))
+                    left.append((piece.share, piece.first + then))
                 else:
-                    starts[worker] = piece.first + then.batches
+                    starts[worker] = piece.first + then
         return SavedEpoch(
             loader=key[0],
             epoch=key[1],
             workers=tuple(sorted(epoch.owners)),
+            ranks=tuple(ranks for _, ranks in sorted(epoch.ranks.items())),
             samples=min(epoch.samples, MAX_SAMPLES),
             used=min(max(used, 0), MAX_SAMPLES),
             handed_on=min(max(handed_on, 0), MAX_SAMPLES),
-            starts={worker: min(first, MAX_COUNT) for worker, first in sorted(starts.items())},
-            left=tuple((place, min(first, MAX_COUNT)) for place, first in left),
+            starts={worker: min(first, MAX_SAMPLES) for worker, first in sorted(starts.items())},
+            left=tuple((share, min(first, MAX_SAMPLES)) for share, first in left),
             trains=key[0] in self._training,
         )
 
@@ -281,6 +296,7 @@ class EpochBook:
             key = entry.loader, entry.epoch
             self._epochs[key] = DealtEpoch(
                 {worker: ANY if worker in entry.starts else NOBODY for worker in entry.workers},
+                dict(zip(entry.workers, entry.ranks, strict=True)),
                 samples=entry.samples,
                 used=entry.used,
                 handed_on=entry.handed_on,
@@ -346,7 +362,7 @@ class EpochBook:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _adopt(self, loader: int, worker: int, incarnation: int, mark: PieceMark, piece: PieceUsage) -> None:
-        piece.mark(PieceMark(step=mark.step, pace_batches=mark.pace_batches, pace_samples=mark.pace_samples))
+        piece.mark(PieceMark(step=mark.step, pace=mark.pace))
         pieces = self._of(loader, worker, incarnation)
         pieces.append(piece)
         del pieces[:-KEPT_PIECES]
@@ -355,7 +371,7 @@ class EpochBook:
     def _close(self, loader: int, worker: int, incarnation: int, mark: PieceMark, rest: PieceMark) -> None:
         for piece in self._of(loader, worker, incarnation)[-1:]:
             if piece.open:
-                if mark.batches:
+                if mark.samples:
                     self._training.add(loader)
                 piece.close(mark, rest)
                 self._count(loader, piece)
@@ -363,7 +379,7 @@ class EpochBook:
     def _count(self, loader: int, piece: PieceUsage, sign: int = 1) -> None:
         epoch = self._epochs.get((loader, piece.epoch))
         if epoch is not None:
-            samples = sign * piece.used().samples
+            samples = sign * piece.used()
             epoch.count(samples, handed_on=samples * piece.left_over)
 
     def _of(self, loader: int, worker: int, incarnation: int) -> list[PieceUsage]:
@@ -397,7 +413,7 @@ class EpochBook:
     def _use(self, key: tuple[int, int], clocks: Mapping[int, int]) -> EpochUse:
         loader, number = key
         epoch = self._epochs[key]
-        now = [(piece, piece.used(clocks.get(worker)).samples) for worker, piece in self._pieces(*key)]
+        now = [(piece, piece.used(clocks.get(worker))) for worker, piece in self._pieces(*key)]
         return EpochUse(
             loader=loader,
             epoch=number,

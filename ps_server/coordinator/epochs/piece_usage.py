@@ -16,29 +16,21 @@ from ps_wire.spec.epochs import PieceMark
 KEPT_MARKS = 256  # of a piece; who goes has at most the last few of its steps uncommitted
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
-    """Batches of a piece, and their samples, that are used."""
-
-    batches: int
-    samples: int
-
-
 @dataclass(slots=True, kw_only=True)
 class PieceUsage:
     """A piece of an epoch that one worker hands out, and how much of it is used.
 
     Attributes:
         epoch: whose.
-        place: of the share that it is the rest of.
-        first: batches of the share that come before it.
+        share: the worker whose share it is the rest of.
+        first: samples of the share that come before it.
         left_over: another worker had it before.
         open: its worker has not come to the end of it, nor to another one.
         marks: of it, by step; the last `KEPT_MARKS`.
     """
 
     epoch: int
-    place: int
+    share: int
     first: int = 0
     left_over: bool = False
     open: bool = True
@@ -60,27 +52,31 @@ class PieceUsage:
         self.marks.append(mark)
         del self.marks[:-KEPT_MARKS]
 
+    def skip(self, first: int) -> None:
+        """The worker has handed out nothing of it, and begins with this sample of the share."""
+        self.first = max(self.first, first)
+
     def close(self, mark: PieceMark, rest: PieceMark) -> None:
         """The worker takes no more of it; `rest` is how far it comes with the step that follows `mark`."""
         self.open = False
         for last in (mark, rest):
-            self.mark(PieceMark(step=last.step, batches=last.batches, samples=last.samples))
+            self.mark(PieceMark(step=last.step, samples=last.samples))
 
     def cut_off(self, clock: int) -> None:
         """The worker's steps from `clock` on do not count."""
         used = self.used(clock)
         self.open = False
-        self.mark(PieceMark(step=clock, batches=used.batches, samples=used.samples))
+        self.mark(PieceMark(step=clock, samples=used))
 
-    def used(self, clock: int | None = None) -> Used:
-        """Counts what is used when the worker's first `clock` steps are committed; None: all that it took."""
+    def used(self, clock: int | None = None) -> int:
+        """Samples that are used when the worker's first `clock` steps are committed; None: all it took."""
         if clock is None:
             clock = self.marks[-1].step if self.marks else 0
-        used = Used(0, 0)
+        used = 0
         for mark, later in zip(self.marks, [*self.marks[1:], None], strict=True):
             if mark.step > clock:
                 break
-            used = Used(*mark.at(clock))
-            if later is not None and used.batches > later.batches:
-                used = Used(later.batches, later.samples)
+            used = mark.at(clock)
+            if later is not None:
+                used = min(used, later.samples)
         return used

@@ -20,7 +20,7 @@ from typing import Any
 
 from ps_server.agreement.gate import Gate, gate_of
 from ps_server.agreement.refusals import evicted, rolled_back
-from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, Sharer
 from ps_server.coordinator.jobs.actions import (
     Action,
     ToMember,
@@ -147,15 +147,19 @@ class Job:
         """Nobody is here and there is no state to keep."""
         return not self.roster.present() and not self.phase.has_state
 
-    def sharing(self) -> dict[int, int]:
-        """Who shares what begins now: those here, and those whom a job that starts with all still awaits."""
+    def sharing(self, ranks: int = 1) -> dict[int, Sharer]:
+        """Who shares what begins now: those here, and those whom a job that starts with all still awaits.
+
+        One that has never come is taken to have as many `ranks` as who asks.
+        """
         members = self.roster.members
-        sharing = {member.worker: member.incarnation for member in self.roster.here()}
-        if not self.min_workers:
-            awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}
-            joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
-            sharing |= dict.fromkeys(awaited | joining, ANY) | sharing
-        return sharing
+        here = {it.worker: Sharer(it.incarnation, it.ranks) for it in self.roster.here()}
+        if self.min_workers:
+            return here
+        awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}
+        joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
+        size = {n: members[n].ranks if n in members else ranks for n in awaited | joining}
+        return {n: Sharer(ANY, size[n]) for n in size} | here
 
     def over(self, worker: int, incarnation: int) -> Evicted | None:
         """Why an incarnation takes no more steps, and its process comes as another; None: it does."""
@@ -189,10 +193,11 @@ class Job:
         pid: int,
         lease_s: float = 0.0,
         before: int = 0,
+        ranks: int = 1,
     ) -> tuple[Member, list[Action]]:
         """A worker wants to belong; `worker` is None where the number is to be given to it.
 
-        `before` is the incarnation that it had, 0 where it is new.
+        `before` is the incarnation that it had, 0 where it is new; `ranks` share out its batches.
 
         Raises:
             JobMismatch: it wants another consistency, number of workers or `nonfinite`.
@@ -212,7 +217,9 @@ class Job:
         late = self.starts.tables.begun and not ended  # who is not, begins with the others
         if late and phase.has_state and not phase.restored:
             phase.enter(JobState.RUNNING)
-        member = self.roster.add(number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s)
+        member = self.roster.add(
+            number, host=host, pid=pid, reader=ended, late=late, lease_s=lease_s, ranks=ranks
+        )
         self._awaited.discard(number)
         first_steps = self.starts.first_steps
         order = pb.AdmitMember(

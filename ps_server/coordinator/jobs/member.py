@@ -48,6 +48,7 @@ class Member:
         num_tables: that it has made since it came, or was told to come back.
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
+        ranks: processes that share out its batches.
         steps: that it has taken, as it says when it goes.
         taken: table -> steps whose pushes have left, as its heartbeats say. Not handed on: they say it again.
         enters: by table, the first step that a late one may enter at. Not handed on: who was about to enter
@@ -63,6 +64,7 @@ class Member:
     num_tables: int = 0
     late: bool = False
     lease_s: float = 0.0
+    ranks: int = 1
     steps: int = 0
     taken: Mapping[int, int] = field(default_factory=dict)
     enters: Mapping[int, int] = field(default_factory=dict)
@@ -136,6 +138,7 @@ class Member:
             "num_tables": self.num_tables,
             "late": self.late,
             "lease_s": self.lease_s,
+            "ranks": self.ranks,
             "steps": self.steps,
         }
 

@@ -72,6 +72,7 @@ class Roster:
         reader: bool,
         late: bool = False,
         lease_s: float = 0.0,
+        ranks: int = 1,
         state: MemberState = MemberState.JOINING,
     ) -> Member:
         """A new incarnation under a number that is free."""
@@ -85,6 +86,7 @@ class Roster:
             reader=reader,
             late=late,
             lease_s=lease_s,
+            ranks=ranks,
         )
         if before is not None and before.present:
             before.become(MemberState.LOST)

@@ -26,11 +26,14 @@ class EvenDealer:
         del epoch
         return None
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
+    def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
         """See `Dealer`."""
         if not begins:
             return None
-        return EpochPiece(epoch=epoch, place=self._worker, count=self._num_workers, first=first)
+        return EpochPiece(epoch=epoch, place=self._worker, count=self._num_workers)
+
+    def skip(self, first: int) -> None:
+        """See `Dealer`: nobody has to know."""
 
 
 class EvenData:

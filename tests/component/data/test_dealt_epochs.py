@@ -161,7 +161,7 @@ def test_only_what_the_pace_did_not_foretell_is_told_before_it_leaves(one_shard,
     use = JobLink.use
 
     def spy(link, request):
-        told.append((request.mark.step, request.mark.batches))
+        told.append((request.mark.step, request.mark.samples))
         use(link, request)
 
     monkeypatch.setattr(JobLink, "use", spy)
@@ -255,11 +255,11 @@ def test_a_question_for_samples_that_is_asked_again_gets_the_same_answer(one_sha
     with join(0) as worker:
         with join(1) as other:
             gone = dealer_of(link_of(other))
-            gone.deal(0, begins=True, first=0)
+            gone.deal(0, begins=True)
             gone.hand_out(2)
             gone.take_step(1)
         asks = AskingTwice(link_of(worker))
         dealing = dealer_of(asks)
-        pieces = [dealing.deal(0, begins=begins, first=0) for begins in (True, False, False)]
+        pieces = [dealing.deal(0, begins=begins) for begins in (True, False, False)]
     assert all(first == second for first, second in asks.answers)
     assert [piece and piece.place for piece in pieces] == [0, 1, None]

@@ -13,32 +13,41 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
+from ps_wire.process.ranks import Ranks
+from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.index_share import Share
-from tests.component.loaders import Counting, epoch_of, made, shares
+from tests.component.loaders import Alone, Counting, dealt, epoch_of, made
 from tests.component.service import Cluster, run_workers
 
 
-@given(shares(), st.integers(0, 1000), st.integers(0, 3))
-def test_every_sample_comes_once_per_epoch(share: Share, seed: int, epoch: int):
+@given(dealt(most_ranks=3), st.integers(0, 1000), st.integers(0, 3))
+def test_every_sample_comes_once_per_epoch(shares: list[tuple[Share, EpochPiece]], seed: int, epoch: int):
+    """On one rank of one worker, whatever the sizes of their groups."""
     seen: Counter[int] = Counter()
-    for worker in range(share.num_workers):
-        loader = made(
-            share.num_samples,
-            worker,
-            share.num_workers,
-            batch_size=share.batch_size,
-            even=share.even,
-            drop_last=share.drop_last,
-            seed=seed,
-        )
-        loader.epoch = epoch
-        batches = epoch_of(loader)
-        assert [len(batch) for batch in batches] == share.sizes(worker)
-        assert len(loader) == len(batches)
-        seen.update(index for batch in batches for index in batch)
+    for worker, (share, piece) in enumerate(shares):
+        parts = []
+        for rank in range(share.ranks):
+            loader = made(
+                share.num_samples,
+                worker,
+                len(shares),
+                batch_size=share.batch_size,
+                even=share.even,
+                drop_last=share.drop_last,
+                seed=seed,
+                ranks=Ranks(rank=rank, size=share.ranks),
+                dealer=Alone(piece),
+            )
+            loader.epoch = epoch
+            parts.append(epoch_of(loader))
+            assert len(loader) == len(parts[-1])
+        sizes = [sum(map(len, batches)) for batches in zip(*parts, strict=True)]
+        assert sizes == share.sizes(piece)
+        assert all(batch for part in parts for batch in part)
+        seen.update(index for part in parts for batch in part for index in batch)
     assert max(seen.values(), default=1) == 1
-    if not share.drop_last:
-        assert set(seen) == set(range(share.num_samples))
+    if not shares[0][0].drop_last:
+        assert set(seen) == set(range(shares[0][0].num_samples))
 
 
 def test_128_samples_in_batches_of_16():

@@ -221,5 +221,5 @@ def test_from_every_position_an_iteration_that_is_under_way_goes_on_there(sample
     moved = of(samples)
     for batch in moved:
         if batch.tolist() == batches[0]:
-            moved.position = Position(epoch=1, offset=1)
+            moved.position = Position(epoch=1, batches=1)
     assert epoch_of(moved) == batches[len(batches) // 2 + 1 :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,33 +14,33 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
+from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.stream_share import StreamShare
-from tests.component.loaders import Counting, Stream, epoch_of, made
+from tests.component.loaders import Counting, Stream, epoch_of, made, pieces_of
 from tests.component.service import Cluster, run_workers
+
+Dealt = tuple[int, StreamShare, list[EpochPiece]]
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> tuple[int, list[StreamShare]]:
-    """A length, and the shares of all workers."""
+def streams(draw: st.DrawFn) -> Dealt:
+    """A length, how workers cut their shares, and the shares of all."""
+    share = StreamShare(
+        batch_size=draw(st.integers(1, 9)), even=draw(st.booleans()), drop_last=draw(st.booleans())
+    )
     num_workers = draw(st.integers(1, 7))
-    batch_size = draw(st.integers(1, 9))
-    even, drop_last = draw(st.booleans()), draw(st.booleans())
-    return draw(st.integers(num_workers, 200)), [
-        StreamShare(
-            worker=worker, num_workers=num_workers, batch_size=batch_size, even=even, drop_last=drop_last
-        )
-        for worker in range(num_workers)
-    ]
+    return draw(st.integers(num_workers, 200)), share, pieces_of([1] * num_workers)
 
 
 @given(streams())
-def test_every_sample_comes_once_and_to_the_worker_that_it_belongs_to(case: tuple[int, list[StreamShare]]):
-    length, shares = case
-    for share in shares:
-        own = [sample for batch in share.batches(range(length)) for sample in batch]
-        expected = list(range(share.worker, length, share.num_workers))
+def test_every_sample_comes_once_and_to_the_worker_that_it_belongs_to(case: Dealt):
+    length, share, pieces = case
+    for piece in pieces:
+        own = [sample for batch in share.batches(piece, range(length)) for sample in batch]
+        expected = list(range(piece.place, length, piece.count))
+        assert len(expected) == piece.length(length)
         if share.drop_last:
-            block = share.num_workers * share.batch_size
+            block = piece.count * share.batch_size
             full = length // block if share.even else len(expected) // share.batch_size
             expected = expected[: full * share.batch_size]
         assert own == expected
@@ -47,24 +48,51 @@ def test_every_sample_comes_once_and_to_the_worker_that_it_belongs_to(case: tupl
 
 @given(streams())
 def test_even_shares_have_equally_many_batches_and_others_full_ones_of_a_stream(
-    case: tuple[int, list[StreamShare]],
+    case: Dealt,
 ):
-    length, shares = case
-    sizes = [[len(batch) for batch in share.batches(range(length))] for share in shares]
-    batch_size = shares[0].batch_size
-    for share, of_one in zip(shares, sizes, strict=True):
-        assert share.count(length) == len(of_one)
+    length, share, pieces = case
+    sizes = [[len(batch) for batch in share.batches(piece, range(length))] for piece in pieces]
+    batch_size = share.batch_size
+    for piece, of_one in zip(pieces, sizes, strict=True):
+        assert share.count(piece, length) == len(of_one)
         if share.drop_last:
             assert set(of_one) <= {batch_size}
         elif not share.even:
             assert set(of_one[:-1]) <= {batch_size}
             assert 0 < of_one[-1] <= batch_size
-    if shares[0].even:
+    if share.even:
         assert len({len(of_one) for of_one in sizes}) == 1
         for together in zip(*sizes, strict=True):
             assert max(together) - min(together) <= 1
             assert min(together) > 0
             assert max(together) <= batch_size + 1
+
+
+@given(streams(), st.data())
+def test_from_the_end_of_each_batch_the_rest_of_a_stream_is_the_batches_that_follow(
+    case: Dealt, data: st.DataObject
+):
+    length, share, pieces = case
+    piece = data.draw(st.sampled_from(pieces))
+    batches = list(share.batches(piece, range(length)))
+    done = data.draw(st.integers(0, len(batches)))
+    rest = replace(piece, first=sum(map(len, batches[:done])))
+    assert list(share.batches(rest, range(length))) == batches[done:]
+
+
+@given(streams(), st.integers(1, 9), st.data())
+def test_what_one_with_other_batches_has_left_of_a_stream_comes_once(
+    case: Dealt, batch_size: int, data: st.DataObject
+):
+    """Batches are full but for the last, where workers need not have equally many."""
+    length, _, pieces = case
+    piece = data.draw(st.sampled_from(pieces))
+    first = data.draw(st.integers(0, piece.length(length)))
+    takes = StreamShare(batch_size=batch_size, even=False, drop_last=False)
+    batches = list(takes.batches(replace(piece, first=first), range(length)))
+    expected = list(range(piece.place, length, piece.count))[first:]
+    assert [sample for batch in batches for sample in batch] == expected
+    assert {len(batch) for batch in batches[:-1]} <= {batch_size}
 
 
 def test_the_ends_of_a_stream_over_four_workers():

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.epochs.epoch_book import EpochBook
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, Sharer
 from ps_server.coordinator.fleet.ballots import Ballots
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
@@ -41,18 +41,19 @@ NO_FLEET = cast(Fleet, None)  # nothing is ordered here
 
 def dealt() -> EpochBook:
     """One epoch has ended and nobody has said so, one is under way with a rest, one was just begun."""
-    shares, two = EpochBook(), {0: 1, 1: 1}
+    shares, two = EpochBook(), {0: Sharer(1), 1: Sharer(1, 2)}
     shares.ask(3, 0, 0, 1, two, samples=5)
-    shares.mark(3, 0, 1, PieceMark(step=1, batches=1, samples=1))
+    shares.mark(3, 0, 1, PieceMark(step=1, samples=1))
     shares.end()
     for epoch in (0, 1):
         for worker in two:
-            mark = PieceMark(step=10 * epoch, batches=10 * epoch, samples=100 * epoch, pace_batches=1)
-            shares.ask(0, epoch, worker, 1, two, first=epoch, samples=200, mark=mark)
-            shares.mark(0, worker, 1, PieceMark(step=10 * epoch + 1, batches=1, samples=10, pace_batches=1))
+            mark = PieceMark(step=10 * epoch, samples=100 * epoch, pace=10)
+            shares.ask(0, epoch, worker, 1, two, samples=200, mark=mark)
+            shares.skip(0, worker, 1, 10 * epoch)
+            shares.mark(0, worker, 1, PieceMark(step=10 * epoch + 1, samples=10, pace=10))
     shares.gone(1, 1, 14)
-    shares.ask(0, 1, 0, 1, two, begins=False, mark=PieceMark(step=20, batches=9, samples=90))
-    shares.ask(1, 0, 0, 1, {0: 1, 2: 0}, samples=7)
+    shares.ask(0, 1, 0, 1, two, begins=False, mark=PieceMark(step=20, samples=90))
+    shares.ask(1, 0, 0, 1, {0: Sharer(1), 2: Sharer(ANY)}, samples=7)
     return shares
 
 
@@ -64,7 +65,9 @@ def test_epochs_that_are_under_way_are_handed_on_through_json():
     assert shares._live
     assert shares._ended
     assert successor == shares
-    asked = [it.ask(0, 2, 0, 1, {0: 1}, mark=PieceMark(step=30, batches=9)) for it in (shares, successor)]
+    asked = [
+        it.ask(0, 2, 0, 1, {0: Sharer(1)}, mark=PieceMark(step=30, samples=90)) for it in (shares, successor)
+    ]
     assert asked[0] == asked[1]
 
 

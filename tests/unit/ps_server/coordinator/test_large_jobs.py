@@ -149,6 +149,7 @@ def test_its_manifest_is_read_as_it_was_written(job):
                 loader=0,
                 epoch=epoch,
                 workers=tuple(every),
+                ranks=(8,) * len(every),
                 samples=10**9,
                 used=10**9,
                 handed_on=0,

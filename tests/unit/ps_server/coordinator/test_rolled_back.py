@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ps_server.coordinator.coordinator import Coordinator
-from ps_server.coordinator.epochs.epoch_book import EpochBook
+from ps_server.coordinator.epochs.epoch_book import EpochBook, Sharer
 from ps_server.coordinator.jobs.job import Job
 from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.jobs.phase import JobState
@@ -207,10 +207,10 @@ def test_all_tables_start_again_in_their_order():
 
 def test_who_does_not_come_back_leaves_its_share_to_the_others():
     """It is evicted while it returns, under the incarnation that it had before."""
-    shares, two = EpochBook(), {0: 1, 1: 1}
+    shares, two = EpochBook(), {0: Sharer(1), 1: Sharer(1)}
     for worker in two:
-        shares.ask(0, 0, worker, 1, two, samples=40, mark=PieceMark(pace_batches=1, pace_samples=4))
-        shares.mark(0, worker, 1, PieceMark(step=1, batches=1, samples=4, pace_batches=1, pace_samples=4))
+        shares.ask(0, 0, worker, 1, two, samples=40, mark=PieceMark(pace=4))
+        shares.mark(0, worker, 1, PieceMark(step=1, samples=4, pace=4))
     to = dataclasses.replace(saved(0, 1, step=2), shares=tuple(shares.capture({0: 2, 1: 2})))
     desk = Desk(2)
     zero, one = desk.start()
@@ -219,8 +219,8 @@ def test_who_does_not_come_back_leaves_its_share_to_the_others():
     asks = (0, 0, 0, again.incarnation, desk.job.sharing())
     ours = desk.job.epochs.ask(*asks, mark=PieceMark(step=2))
     desk.lose(one)
-    theirs = desk.job.epochs.ask(*asks, begins=False, mark=PieceMark(step=5, batches=3, samples=12))
-    assert [(it.place, it.first) for it in (ours, theirs)] == [(0, 2), (1, 2)]
+    theirs = desk.job.epochs.ask(*asks, begins=False, mark=PieceMark(step=5, samples=12))
+    assert [(it.place, it.first) for it in (ours, theirs)] == [(0, 8), (1, 8)]
 
 
 async def test_thousands_who_never_come_back_go_together():
@@ -230,8 +230,8 @@ async def test_thousands_who_never_come_back_go_together():
     shards = fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop)
     room = JobRunner(Job("j", "bsp", many), shards, lambda _: None)
     shares = EpochBook()
-    shares.ask(0, 0, 0, 1, dict.fromkeys(range(many), 1), samples=many)
-    shares.mark(0, 0, 1, PieceMark(step=1, batches=1, samples=1))
+    shares.ask(0, 0, 0, 1, dict.fromkeys(range(many), Sharer(1)), samples=many)
+    shares.mark(0, 0, 1, PieceMark(step=1, samples=1))
     to = dataclasses.replace(saved(*range(many), num_workers=many), shares=tuple(shares.capture({})))
     room.roll_back(to, floor=FLOOR)
     ordered: list[str | None] = []

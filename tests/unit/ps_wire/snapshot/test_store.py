@@ -139,12 +139,12 @@ def test_a_missing_file_is_named(store):
 
 def test_another_format_is_named(store):
     name = write(store, 1, b"abc")
-    damage(store, name, MANIFEST, lambda old: old.replace(b'"format": 1', b'"format": 0'))
-    with pytest.raises(SnapshotFormatUnsupported, match="has format 0, this release reads format 1"):
+    damage(store, name, MANIFEST, lambda old: old.replace(b'"format": 2', b'"format": 1'))
+    with pytest.raises(SnapshotFormatUnsupported, match="has format 1, this release reads format 2"):
         store.verify(JOB, name)
 
 
-@pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b'{"format": 1}', b'{"format": 1, "manifest": 3}'])
+@pytest.mark.parametrize("text", [b"", b"\xff", b"{}", b'{"format": 2}', b'{"format": 2, "manifest": 3}'])
 def test_no_text_is_taken_for_a_manifest(text):
     with pytest.raises(SnapshotCorrupt):
         parse(text, "here", JOB)

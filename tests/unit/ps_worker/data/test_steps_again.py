@@ -26,10 +26,13 @@ class Behind:
     def replay(self, epoch: int) -> EpochPiece | None:
         return EpochPiece(epoch=epoch, place=0, count=2) if self.behind else None
 
-    def deal(self, epoch: int, *, begins: bool, first: int) -> EpochPiece | None:
+    def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
         self.asked.append(epoch)
         self.newest = epoch == self._newest
         return self._pieces.pop(epoch, None)
+
+    def skip(self, first: int) -> None:
+        raise AssertionError
 
     def leave(self, piece: EpochPiece) -> None:
         """Another worker goes, and this is what it had."""
@@ -54,7 +57,7 @@ def train(loader: Loader, dealer: Behind) -> tuple[list[list[int]], list[list[in
 
 
 def rest_of(epoch: int) -> EpochPiece:
-    return EpochPiece(epoch=epoch, place=1, count=2, first=1)
+    return EpochPiece(epoch=epoch, place=1, count=2, first=2)
 
 
 @pytest.mark.parametrize("behind", [SHARE - 1, SHARE, SHARE + 2, 2 * SHARE + 1])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook
+from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, Sharer
 from ps_server.coordinator.epochs.piece_usage import PieceUsage
-from ps_wire.snapshot.json_fields import MAX_COUNT, MAX_SAMPLES, Field
+from ps_wire.snapshot.json_fields import MAX_SAMPLES, Field
 from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
 from ps_wire.spec.epochs import EpochPiece, PieceMark
 from tests.unit.ps_server.desk import Desk
@@ -17,20 +19,30 @@ from tests.unit.ps_server.desk import Desk
 TWO = {0: 1, 1: 1}
 
 
+class Book(EpochBook):
+    """A book that is told of sharers by worker -> incarnation, as of one rank each."""
+
+    def ask(self, *given: Any, **more: Any) -> EpochPiece | None:
+        """Gives pieces without the word on whose share they are of."""
+        *asked, sharing = given
+        sharers = {worker: it if isinstance(it, Sharer) else Sharer(it) for worker, it in sharing.items()}
+        found = super().ask(*asked, sharers, **more)
+        return None if found is None else replace(found, own=True)
+
+
 def piece(epoch: int, place: int, count: int = 2, first: int = 0) -> EpochPiece:
-    return EpochPiece(epoch=epoch, place=place, count=count, first=first)
+    """From a batch of 10 samples on."""
+    return EpochPiece(epoch=epoch, place=place, count=count, first=10 * first)
 
 
 def at(step: int, batches: int, pace: int = 1) -> PieceMark:
     """Of batches of 10 samples."""
-    return PieceMark(
-        step=step, batches=batches, samples=10 * batches, pace_batches=pace, pace_samples=10 * pace
-    )
+    return PieceMark(step=step, samples=10 * batches, pace=10 * pace)
 
 
-def begun(workers: dict[int, int] = TWO, epoch: int = 0) -> EpochBook:
+def begun(workers: dict[int, int] = TWO, epoch: int = 0) -> Book:
     """All have begun an epoch of 200 samples, and taken their first step."""
-    shares = EpochBook()
+    shares = Book()
     for worker, incarnation in workers.items():
         shares.ask(0, epoch, worker, incarnation, workers, samples=200, mark=at(0, 0))
         shares.mark(0, worker, incarnation, at(1, 1))
@@ -39,7 +51,7 @@ def begun(workers: dict[int, int] = TWO, epoch: int = 0) -> EpochBook:
 
 def test_the_first_who_asks_deals_an_epoch_for_all():
     """Whoever comes or goes later changes the epochs after it."""
-    shares = EpochBook()
+    shares = Book()
     assert shares.ask(0, 0, 1, 1, TWO) == piece(0, 1)
     assert shares.ask(0, 0, 0, 1, {0: 1, 2: 1}) == piece(0, 0)
     assert shares.ask(0, 0, 2, 1, {0: 1, 2: 1}) is None
@@ -67,12 +79,12 @@ def test_the_newest_epoch_is_that_which_was_begun_last_of_the_loaders_that_train
     shares.ask(0, 1, 0, 1, TWO, mark=at(2, 1))
     assert not shares.is_newest(0, 0)
     assert shares.is_newest(0, 1)
-    assert not EpochBook().is_newest(0, 0)
+    assert not Book().is_newest(0, 0)
 
 
 def test_one_who_is_awaited_has_its_share_whenever_it_comes():
     """Under the first incarnation that asks."""
-    shares = EpochBook()
+    shares = Book()
     shares.ask(0, 0, 0, 1, {0: 1, 1: ANY})
     assert shares.ask(0, 0, 1, 3, {}) == piece(0, 1)
     assert shares.ask(0, 0, 1, 4, {}) is None
@@ -108,7 +120,7 @@ def test_what_one_used_stays_used_where_its_lease_ends_before_shards_have_remove
 
 
 def test_a_share_that_was_never_begun_is_left_over_whole():
-    shares = EpochBook()
+    shares = Book()
     shares.ask(0, 0, 0, 1, TWO)
     shares.gone(1, 1, 0)
     assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1)
@@ -140,7 +152,7 @@ def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it()
         )
 
     assert ask(shares, 2) == ask(shares, 2) == piece(0, 1, 3, first=4)
-    successor = EpochBook()
+    successor = Book()
     successor.load(json.loads(json.dumps(shares.dump())))
     assert ask(successor, 2) == piece(0, 1, 3, first=4)
     assert ask(successor, 3) == piece(0, 2, 3, first=6)
@@ -149,7 +161,7 @@ def test_a_piece_that_is_left_over_is_not_lost_with_the_answer_that_brought_it()
 
 def test_the_start_of_a_share_is_not_lost_with_the_answer_that_brought_it():
     """After a rollback an epoch goes on where it was; asked again, it would be another iteration."""
-    shares = EpochBook()
+    shares = Book()
     shares.restore(begun().capture({0: 1, 1: 1}))
     ask = lambda: shares.once(0, 0, 9, 1, lambda: shares.ask(0, 0, 0, 9, {}))  # noqa: E731
     assert ask() == ask() == piece(0, 0, first=1)
@@ -157,7 +169,7 @@ def test_the_start_of_a_share_is_not_lost_with_the_answer_that_brought_it():
 
 def test_answers_of_who_has_gone_are_kept_no_more():
     """Numbers of workers and loaders are many; those of who has come under the same number stay."""
-    shares = EpochBook()
+    shares = Book()
     for worker, incarnation in ((0, 9), (1, 9), (2, 10)):
         shares.once(0, worker, incarnation, 1, lambda: None)
     shares.gone(0, 9, 0)
@@ -177,7 +189,7 @@ def test_who_came_after_an_epoch_was_dealt_gets_what_is_left_over():
 @pytest.mark.parametrize("owner", [1, ANY], ids=["it is here", "it is awaited"])
 def test_who_comes_and_begins_with_a_later_epoch_leaves_its_shares_of_those_before_over(owner: int):
     """Its script goes on where another one was, who had begun the next epoch when the two met."""
-    shares = EpochBook()
+    shares = Book()
     for epoch in range(3):
         assert shares.ask(0, epoch, 0, 1, {0: 1, 1: owner}, mark=at(4 * epoch, 4)) == piece(epoch, 0)
     assert shares.ask(0, 2, 1, 1, TWO) == piece(2, 1)
@@ -197,7 +209,7 @@ def test_who_passes_over_an_epoch_in_mid_run_leaves_its_share_unused():
 
 def test_the_share_of_one_who_is_awaited_goes_to_who_comes_to_the_end_of_its_own():
     """All had left, and not all come again. One who does come later has a share of the next epoch."""
-    shares, awaited = EpochBook(), {0: 2, 1: ANY}
+    shares, awaited = Book(), {0: 2, 1: ANY}
     assert shares.ask(0, 0, 0, 2, awaited, samples=200, mark=at(0, 0)) == piece(0, 0)
     assert shares.ask(0, 0, 0, 2, awaited, begins=False, mark=at(10, 10)) == piece(0, 1)
     assert shares.ask(0, 0, 1, 2, {0: 2, 1: 2}) is None
@@ -208,7 +220,7 @@ def test_the_share_of_one_who_is_awaited_goes_to_who_comes_to_the_end_of_its_own
 
 def test_the_share_of_one_who_is_awaited_is_kept_where_no_step_is_made():
     """Who is there validates, or has no table: it is done with its own share, and takes no other."""
-    shares, awaited = EpochBook(), {0: 1, 1: ANY}
+    shares, awaited = Book(), {0: 1, 1: ANY}
     assert shares.ask(0, 0, 0, 1, awaited) == piece(0, 0)
     assert shares.ask(0, 0, 0, 1, awaited, begins=False) is None
     assert shares.ask(0, 0, 1, 1, TWO) == piece(0, 1)
@@ -224,7 +236,7 @@ def test_who_finishes_early_leaves_the_rest_of_its_share_unused():
 
 def test_of_a_loader_that_no_step_was_made_of_nothing_is_left_over():
     """It is there to validate."""
-    shares = EpochBook()
+    shares = Book()
     shares.ask(0, 0, 0, 1, TWO)
     shares.ask(0, 0, 1, 1, TWO)
     shares.gone(1, 1, 50)
@@ -234,7 +246,7 @@ def test_of_a_loader_that_no_step_was_made_of_nothing_is_left_over():
 
 def test_who_is_alone_and_comes_again_before_its_first_step_has_its_share_again():
     """It has joined before its eviction was carried out, so the job was never suspended."""
-    shares = EpochBook()
+    shares = Book()
     shares.ask(0, 0, 0, 1, {0: 1})
     shares.gone(0, 1, 0)
     assert shares.over() == []
@@ -243,7 +255,7 @@ def test_who_is_alone_and_comes_again_before_its_first_step_has_its_share_again(
 
 def test_who_comes_again_before_the_first_step_of_all_has_its_own_share_again():
     """Nobody knows yet which loaders are there to train on: it goes on in the iteration that it is in."""
-    shares = EpochBook()
+    shares = Book()
     for worker in TWO:
         shares.ask(0, 0, worker, 1, TWO)
     shares.gone(1, 1, 0)
@@ -315,7 +327,7 @@ def test_who_comes_again_to_a_job_that_all_have_left_gets_the_rest_of_its_own_sh
 
 def test_a_share_of_which_no_step_was_made_is_dealt_again_when_all_are_gone():
     """Nobody has made any step of anything yet: a first one that takes longer than a lease."""
-    shares = EpochBook()
+    shares = Book()
     shares.ask(0, 0, 0, 1, {0: 1}, samples=50, mark=at(0, 0))
     shares.gone(0, 1, 0)
     shares.suspend()
@@ -326,7 +338,7 @@ def test_who_does_not_come_back_after_a_rollback_leaves_its_share_over():
     """It is evicted under the incarnation that it had; if it does come, it has what nobody has taken."""
     shares = begun()
     captured = through_json(shares, {0: 2, 1: 2})
-    restored = EpochBook()
+    restored = Book()
     restored.restore(captured)
     assert restored.ask(0, 0, 0, 9, {0: 9}, samples=200, mark=at(2, 0)) == piece(0, 0, first=2)
     restored.gone(1, 1, 2)
@@ -341,15 +353,15 @@ def test_the_clock_of_its_pushes_tells_what_a_worker_has_used():
     draw = random.Random(3)
     for _ in range(50):
         sizes = [draw.randint(0, 3) for _ in range(12)]
-        dealt = PieceUsage(epoch=0, place=0)
-        truth, told = [0], PieceMark(pace_batches=1)
+        dealt = PieceUsage(epoch=0, share=0)
+        truth, told = [0], PieceMark(pace=1)
         dealt.mark(told)
         for step, size in enumerate(sizes, start=1):
             truth.append(truth[-1] + size)
-            if told.batches + (step - told.step) * told.pace_batches != truth[-1]:
-                told = PieceMark(step=step, batches=truth[-1], pace_batches=size)
+            if told.at(step) != truth[-1]:
+                told = PieceMark(step=step, samples=truth[-1], pace=size)
                 dealt.mark(told)
-        assert [dealt.used(step).batches for step in range(13)] == truth
+        assert [dealt.used(step) for step in range(13)] == truth
 
 
 def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnation():
@@ -361,7 +373,7 @@ def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnatio
     shares.mark(0, 0, 1, at(12, 2))
     assert shares.ask(0, 1, 1, 1, TWO, mark=at(13, 13)) == piece(1, 1)
     captured = through_json(shares, {0: 12, 1: 11})
-    restored = EpochBook()
+    restored = Book()
     restored.restore(captured)
     assert tuple(restored.capture({})) == captured
     assert [use.used for use in restored.uses({}, 2)] == [100 + 20 + 110 + 40, 0]
@@ -378,23 +390,24 @@ def through_json(shares: EpochBook, clocks: dict[int, int]) -> tuple[SavedEpoch,
 
 def test_what_is_remembered_of_many_workers_is_bounded():
     """The oldest epochs are forgotten."""
-    shares, many = EpochBook(), dict.fromkeys(range(MAX_PLACES // 4), 1)
+    shares, many = Book(), dict.fromkeys(range(MAX_PLACES // 4), 1)
     for epoch in range(5):
         shares.ask(0, epoch, 0, 1, many)
     assert [entry.epoch for entry in shares.capture({})] == [1, 2, 3, 4]
 
 
 def test_what_workers_make_up_is_captured_as_a_snapshot_takes_it():
-    shares = EpochBook()
-    shares.ask(0, 0, 0, 1, TWO, samples=1 << 63, first=1 << 63)
-    shares.mark(0, 0, 1, PieceMark(step=1, batches=1 << 63, samples=1 << 63))
+    shares = Book()
+    shares.ask(0, 0, 0, 1, TWO, samples=1 << 63)
+    shares.skip(0, 0, 1, 1 << 63)
+    shares.mark(0, 0, 1, PieceMark(step=1, samples=1 << 63))
     (epoch,) = through_json(shares, {0: 1})
-    assert (epoch.used, epoch.starts[0]) == (MAX_SAMPLES, MAX_COUNT)
+    assert (epoch.used, epoch.starts[0]) == (MAX_SAMPLES, MAX_SAMPLES)
 
 
 def test_what_is_remembered_is_bounded():
     """The oldest epochs are forgotten."""
-    shares = EpochBook()
+    shares = Book()
     for epoch in range(MAX_EPOCHS + 1):
         shares.ask(0, epoch, 0, 1, {0: 1})
     assert shares.ask(0, 1, 1, 1, {1: 1}) is None
@@ -466,4 +479,5 @@ def test_what_a_worker_leaves_over_is_what_the_shards_had_not_committed():
     members[2].steps = 6
     desk.leave(members[2])
     found = [shares.ask(0, 0, 0, 1, {}, begins=False, mark=at(10 * n, 10)) for n in (1, 2, 3)]
-    assert found == [piece(0, 1, 3, first=4), piece(0, 2, 3, first=6), None]
+    expected = [replace(piece(0, place, 3, first=first), own=False) for place, first in ((1, 4), (2, 6))]
+    assert found == [*expected, None]
