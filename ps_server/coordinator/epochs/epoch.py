@@ -48,8 +48,6 @@ class DealtEpoch:
     def pop_left(self, worker: int, ranks: int, *, own: bool) -> tuple[int, int] | None:
         """Removes and returns what this worker may take of what is left over; its own share first.
 
-        A group takes none in which a rank would have no sample: smaller ones do.
-
         Args:
             worker: who takes it.
             ranks: of it.
@@ -57,13 +55,17 @@ class DealtEpoch:
         """
         mine = [left for left in self.left if left[0] == worker]
         may = mine if own else [*mine, *self.left]
-        found = next((left for left in may if self._fits(left, ranks)), None)
+        found = next((left for left in may if self.fits(*left, ranks)), None)
         if found is not None:
             self.left.remove(found)
         return found
 
-    def _fits(self, left: tuple[int, int], ranks: int) -> bool:
-        length = self.piece(0, *left).length(self.samples) if self.samples else ranks
+    def fits(self, share: int, first: int, ranks: int) -> bool:
+        """Whether so many ranks have a sample each in a share from a sample on, or nothing is left of it.
+
+        Else a group does not take it: smaller ones do.
+        """
+        length = self.piece(0, share, first).length(self.samples) if self.samples else ranks
         return length == 0 or length >= ranks
 
     def count(self, samples: int, *, handed_on: int) -> None:

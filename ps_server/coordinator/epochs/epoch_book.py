@@ -99,12 +99,18 @@ class EpochBook:
             dealt.own(worker, incarnation)
         if not begins and worker not in dealt.begun and not self._training:
             begins = True  # it comes again to a job of which all were gone before its first step
-        if not begins or dealt.owners.get(worker) != incarnation:
-            who = Sharer(incarnation, ranks)
-            return self._left_over(loader, epoch, worker, who, sharing, mark, inside=not begins)
-        if worker in dealt.begun:
+        own = begins and dealt.owners.get(worker) == incarnation
+        if own and worker in dealt.begun:
             return dealt.piece(epoch, worker, 0)
         first = dealt.starts.get(worker, 0)
+        if own and not dealt.fits(
+            worker, first, ranks
+        ):  # its group was smaller at the cut
+            dealt.give_up([worker], NOBODY, left_over=True)
+            own = False
+        if not own:
+            who = Sharer(incarnation, ranks)
+            return self._left_over(loader, epoch, worker, who, sharing, mark, inside=not begins)
         dealt.begin(worker)
         self._adopt(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, share=worker, first=first))
         return dealt.piece(epoch, worker, first)
