@@ -174,6 +174,105 @@ def test_groups_of_different_size_weigh_as_their_ranks_where_that_is_wanted(
         torch.testing.assert_close(torch.tensor([float(it) for it in said.split()[2:]]), wanted)
 
 
+SHARES = """
+import sys, time, torch, ps_worker as ps
+from pathlib import Path
+leaves, gone = sys.argv[1] == "leaves", Path(sys.argv[2])
+with ps.connect() as worker:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, weight="ranks")
+    data = torch.utils.data.TensorDataset(torch.arange(float(sys.argv[3]))[:, None])
+    loader = worker.loader(data, batch_size=4)
+    for epoch in worker.epochs(1 if leaves or sys.argv[1] == "stays" else 3):
+        for number, (batch,) in enumerate(loader):
+            if leaves and number == 2:
+                break
+            model(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            print("used", epoch, *batch.flatten().int().tolist(), flush=True)
+            until = time.monotonic() + 60
+            while sys.argv[1] == "stays" and number == 0 and not gone.exists():
+                assert time.monotonic() < until
+                time.sleep(0.01)
+    if not leaves:
+        if worker.group_rank == 0:
+            print("accounts", *((it.samples, it.used) for it in worker.stats().epochs))
+        worker.finish()
+        print("came to", model.weight.item(), flush=True)
+if leaves and worker.group_rank == 0:
+    gone.touch()
+"""
+
+
+def used_by(ranks: list[Process]) -> dict[int, list[list[int]]]:
+    """Epoch -> the batches of these ranks."""
+    used: dict[int, list[list[int]]] = {}
+    for rank in ranks:
+        for line in rank.lines:
+            if line.startswith("used"):
+                epoch, *samples = map(int, line.split()[1:])
+                used.setdefault(epoch, []).append(samples)
+    return used
+
+
+def start_unequal(
+    spawn: Start, cluster: Servers, script: Path, consistency: str, words: dict[str, list[str]]
+) -> list[Process]:
+    """A group of two, which is worker 0, and a worker alone; `words` are for the script, by worker."""
+    job = fresh_job()
+    return [
+        spawn(
+            *(*cluster.worker(job), "--num-workers", "2", "--consistency", consistency),
+            *(str(script), *words[worker]),
+            PS_WORKER=worker,
+            PS_GROUP_SIZE=size,
+            PS_GROUP_RANK=rank,
+            PS_LOCAL_RANK=rank,
+        )
+        for worker, size, rank in (("0", "2", "0"), ("0", "2", "1"), ("1", "1", "0"))
+    ]
+
+
+def test_a_group_and_a_worker_alone_share_a_loader(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
+    """Under bsp all have equally many batches, and the weights are those of one process with all of them."""
+    script = tmp_path / "shares.py"
+    script.write_text(SHARES)
+    words = ["trains", str(tmp_path / "gone"), "48"]
+
+    ranks = start_unequal(spawn, cluster, script, "bsp", {"0": words, "1": words})
+
+    assert [rank.wait_end() for rank in ranks] == [0] * 3, "".join(rank.text for rank in ranks)
+    used = used_by(ranks)
+    assert list(used) == [0, 1, 2]
+    for batches in used.values():
+        assert [len(batch) for batch in batches] == [4] * 12
+        assert sorted(sample for batch in batches for sample in batch) == list(range(48))
+    wanted = -3 * sum(range(48)) / 12  # each step takes the mean of twelve samples
+    for rank in ranks:
+        came = float(next(line for line in rank.lines if line.startswith("came to")).split()[2])
+        assert came == pytest.approx(wanted, rel=1e-5)
+    assert "accounts (48, 48) (48, 48)" in ranks[0].text, ranks[0].text
+
+
+@pytest.mark.parametrize("leaver", ["0", "1"], ids=["the group", "the worker alone"])
+def test_what_one_of_another_size_left_over_is_used_once(
+    spawn: Start, cluster: Servers, tmp_path: Path, leaver: str
+) -> None:
+    script = tmp_path / "shares.py"
+    script.write_text(SHARES)
+    rest = [str(tmp_path / "gone"), "47"]
+    words = {worker: ["leaves" if worker == leaver else "stays", *rest] for worker in ("0", "1")}
+
+    ranks = start_unequal(spawn, cluster, script, "asp", words)
+
+    assert [rank.wait_end() for rank in ranks] == [0] * 3, "".join(rank.text for rank in ranks)
+    left = used_by([rank for rank in ranks if not any("came to" in line for line in rank.lines)])
+    assert [len(batch) for batch in left[0]] == [4] * (4 if leaver == "0" else 2)
+    assert sorted(sample for batch in used_by(ranks)[0] for sample in batch) == list(range(47))
+
+
 CLIPS = """
 import torch, ps_worker as ps
 with ps.connect() as worker:

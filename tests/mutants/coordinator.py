@@ -27,6 +27,8 @@ CHANGES = "tests/unit/ps_server/coordinator/jobs/test_membership_changes.py"
 WALKS = "tests/unit/ps_server/coordinator/jobs/test_membership_walks.py"
 ROLLED_BACK = "tests/unit/ps_server/coordinator/test_rolled_back.py"
 SHARING = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
+SIZES = "tests/unit/ps_server/coordinator/epochs/test_sizes.py"
+GROUPS = "tests/integration/test_groups.py"
 BACKUPS = "tests/unit/ps_server/shard/table/test_backup_tables.py"
 
 LEAVING = "tests/component/members/test_leave.py"
@@ -332,8 +334,8 @@ MUTANTS = (
     Mutant(
         name="shares: an epoch that is begun again is counted twice",
         file=SHARES,
-        text="        if not again:\n            dealt.begin(worker)\n",
-        fault="        if True:\n            dealt.begin(worker)\n",
+        text="        if own and worker in dealt.begun:\n",
+        fault="        if False:\n",
         tests=(SHARING,),
     ),
     Mutant(
@@ -353,15 +355,106 @@ MUTANTS = (
     Mutant(
         name="shares: a piece that is left over is dealt to two",
         file="ps_server/coordinator/epochs/epoch.py",
-        text="return self.left.pop(places.index(own) if own in places else 0)",
-        fault="return self.left[places.index(own) if own in places else 0]",
+        text="            self.left.remove(found)\n",
+        fault="            pass\n",
         tests=(SHARING,),
+    ),
+    Mutant(
+        name="sizes: a group takes a rest in which a rank has no sample",
+        file="ps_server/coordinator/epochs/epoch.py",
+        text="        return length == 0 or length >= ranks\n",
+        fault="        return True\n",
+        tests=(SIZES,),
+    ),
+    Mutant(
+        name="sizes: who comes back too large for its rest takes it",
+        file=SHARES,
+        text="        if own and not dealt.fits(worker, first, ranks):",
+        fault="        if False:",
+        tests=(SIZES,),
+    ),
+    Mutant(
+        name="sizes: shares are dealt to workers alike",
+        file="ps_server/coordinator/jobs/job.py",
+        text="Sharer(it.incarnation, it.ranks) for it",
+        fault="Sharer(it.incarnation) for it",
+        tests=(f"{GROUPS}::test_a_group_and_a_worker_alone_share_a_loader",),
+    ),
+    Mutant(
+        name="sizes: one that is awaited has one rank",
+        file="ps_server/coordinator/jobs/job.py",
+        text="members[n].ranks if n in members else ranks for",
+        fault="members[n].ranks if n in members else 1 for",
+        tests=(SHARING,),
+    ),
+    Mutant(
+        name="sizes: of who has come and not joined yet the size is not known",
+        file="ps_server/coordinator/jobs/job.py",
+        text="members[n].ranks if n in members else ranks for",
+        fault="ranks for",
+        tests=(SHARING,),
+    ),
+    Mutant(
+        name="sizes: a share's place is among workers",
+        file="ps_server/coordinator/epochs/epoch.py",
+        text="place=sum(ranks for worker, ranks in self.ranks.items() if worker < share),",
+        fault="place=sum(1 for worker in self.ranks if worker < share),",
+        tests=(SIZES,),
+    ),
+    Mutant(
+        name="sizes: a snapshot forgets them",
+        file=SHARES,
+        text="                dict(zip(entry.workers, entry.ranks, strict=True)),\n",
+        fault="                dict.fromkeys(entry.workers, 1),\n",
+        tests=(SIZES,),
+    ),
+    Mutant(
+        name="skip: what was used before the job is left over again",
+        file="ps_server/coordinator/epochs/piece_usage.py",
+        text="        self.first = max(self.first, first)\n",
+        fault="        pass\n",
+        tests=(SHARING,),
+    ),
+    Mutant(
+        name="skip: what was used before the job counts as unused",
+        file=SHARES,
+        text="                epoch.count(first - piece.first, handed_on=0)\n",
+        fault="",
+        tests=(SHARING,),
+    ),
+    Mutant(
+        name="skip: of another's rest its first samples are left out",
+        file="ps_server/coordinator/epochs/epoch_book.py",
+        text="own=share == worker)",
+        fault="own=True)",
+        tests=(f"{SHARING}::test_a_piece_says_whose_share_it_is_of",),
+    ),
+    Mutant(
+        name="skip: a position of a share is one in what another has left over",
+        file="ps_worker/data/loader.py",
+        text="        return piece.own and piece.epoch == start.epoch\n",
+        fault="        return piece.epoch == start.epoch\n",
+        tests=("tests/component/data/test_loader_position.py",),
+    ),
+    Mutant(
+        name="sizes: what another one left over is cut as if it were one's own",
+        file="ps_worker/data/index_share.py",
+        text="        if piece.ranks == self.ranks:\n",
+        fault="        if True:\n",
+        tests=(SIZES, "tests/unit/ps_worker/data/test_index_share.py"),
+    ),
+    Mutant(
+        name="sizes: the rest of a stream begins with the batch in which its place lies",
+        file="ps_worker/data/stream_share.py",
+        text="                if skipped < piece.first:\n",
+        fault="                if skipped < piece.first // self.batch_size * self.batch_size:\n",
+        tests=("tests/component/data/test_stream_share.py",),
     ),
     Mutant(
         name="shares: what is left over begins a batch too late",
         file=SHARES,
-        text="self._epochs[key].leave_over(piece.place, piece.first + used.batches)",
-        fault="self._epochs[key].leave_over(piece.place, piece.first + used.batches + 1)",
+        text="self._epochs[key].leave_over(piece.share, piece.first + used)",
+        fault="self._epochs[key].leave_over(piece.share, piece.first + used + 1)",
         tests=(SHARING,),
     ),
     Mutant(
@@ -374,22 +467,22 @@ MUTANTS = (
     Mutant(
         name="shares: a share that nobody asked for is lost with its worker",
         file="ps_server/coordinator/epochs/epoch.py",
-        text="                if left_over:\n                    self.leave_over(place",
-        fault="                if not left_over:\n                    self.leave_over(place",
+        text="                if left_over:\n                    self.leave_over(worker",
+        fault="                if not left_over:\n                    self.leave_over(worker",
         tests=(SHARING,),
     ),
     Mutant(
         name="dealt: the pace of a mark counts from the step after",
         file=DEALT,
-        text="            used = Used(*mark.at(clock))\n",
-        fault="            used = Used(*mark.at(max(clock - 1, mark.step)))\n",
+        text="            used = mark.at(clock)\n",
+        fault="            used = mark.at(max(clock - 1, mark.step))\n",
         tests=(SHARING,),
     ),
     Mutant(
         name="dealt: a pace goes beyond the next mark",
         file=DEALT,
-        text="            if later is not None and used.batches > later.batches:\n",
-        fault="            if later is None and used.batches > mark.batches:\n",
+        text="                used = min(used, later.samples)\n",
+        fault="                used = max(used, mark.samples)\n",
         tests=(SHARING, "tests/component/data/test_dealt_epochs.py"),
     ),
     Mutant(

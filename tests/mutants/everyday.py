@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         name="everyday: one worker alone under bsp has other batches than torch",
         file="ps_worker/data/index_share.py",
-        text="        if not self.even or self.num_workers == 1:",
+        text="        if not self.even or piece.ranks == piece.count:",
         fault="        if not self.even:",
         tests=(f"{SHARE}::test_one_worker_has_the_batches_of_torch_in_every_model",),
     ),

@@ -468,15 +468,15 @@ MUTANTS = (
     Mutant(
         name="groups: each rank hands out whole batches",
         file="ps_worker/data/index_share.py",
-        text="            first, last = (size * part // self._parts for part in (self._part, self._part + 1))\n",
+        text="            first, last = (size * rank // ranks for rank in (self._rank, self._rank + 1))\n",
         fault="            first, last = 0, size\n",
         tests=(f"{SHARES}::test_every_rank_of_a_group_gets_a_part_of_every_batch",),
     ),
     Mutant(
         name="groups: a last batch may be smaller than the group",
         file="ps_worker/data/index_share.py",
-        text="            if 0 < rest < self.least:  # a rank would have none of the last batch\n",
-        fault="            if False:\n",
+        text="        if rest >= self.ranks:\n",
+        fault="        if rest:\n",
         tests=(f"{SHARES}::test_every_rank_of_a_group_gets_a_part_of_every_batch",),
     ),
     Mutant(

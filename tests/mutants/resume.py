@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         name="resume: of who comes again none gets its own share first",
         file="ps_server/coordinator/epochs/epoch.py",
-        text="pop(places.index(own) if own in places else 0)",
-        fault="pop(0)",
+        text="[*mine, *self.left]",
+        fault="self.left",
         tests=("tests/unit/ps_server/coordinator/epochs/test_epoch_book.py",),
     ),
     Mutant(

@@ -167,8 +167,8 @@ MUTANTS = (
     Mutant(
         name="again: before the first step what one leaves over to validate on goes to another",
         file=BOOK,
-        text="if not trains and (not inside or own not in [place for place, _ in dealt.left]):",
-        fault="if False:",
+        text="own=not trains):",
+        fault="own=False):",
         tests=(f"{EPOCHS}::test_who_comes_again_before_the_first_step_of_all_has_its_own_share_again",),
     ),
     Mutant(

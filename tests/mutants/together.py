@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         name="together: batch sizes may differ under bsp",
         file="ps_worker/data/script_data.py",
-        text="        if not self._even:\n            return group\n",
-        fault="        return group\n",
+        text=" if self._even}",
+        fault=" if not self._even}",
         tests=(
             f"{FACTS}::test_under_bsp_batches_of_other_sizes_are_refused_and_under_asp_they_are_a_choice",
         ),

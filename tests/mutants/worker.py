@@ -555,9 +555,8 @@ MUTANTS = (
     Mutant(
         name="loader: an iteration begins with the batch that was handed out last",
         file=LOADER,
-        text="            self._now = replace(self._now, offset=self._now.offset + 1)\n            yield batch\n",
-        fault="            yield batch\n            self._now = self._now and replace(self._now,"
-        " offset=self._now.offset + 1)\n",
+        text="            self._count(size)\n            yield batch\n",
+        fault="            yield batch\n            if self._now is not None:\n                self._count(size)\n",
         tests=("tests/component/data/test_loader_position.py",),
     ),
     Mutant(
@@ -576,9 +575,9 @@ MUTANTS = (
     ),
     Mutant(
         name="share: the last worker's part is the shortest, and begins where all are long",
-        file=SHARE,
-        text="        start = worker * least + min(worker, more)\n",
-        fault="        start = worker * least + more\n",
+        file="ps_wire/spec/epochs.py",
+        text="(ranks * least + min(ranks, more) for",
+        fault="(ranks * least + more for",
         tests=("tests/unit/ps_worker/data/test_index_share.py",),
     ),
     Mutant(
@@ -589,24 +588,24 @@ MUTANTS = (
         tests=("tests/component/data/test_loader.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(
-        name="share: a share that begins in its middle begins a batch early",
+        name="share: a share that begins in its middle begins at its start",
         file=SHARE,
-        text="        at = self._start + sum(self.sizes[: self._skipped])\n",
-        fault="        at = self._start + sum(self.sizes[: self._skipped][:-1])\n",
+        text="bounds(self._share.num_samples)[0] + piece.first\n",
+        fault="bounds(self._share.num_samples)[0]\n",
         tests=("tests/component/data/test_loader_position.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(
         name="share: bsp deals unequal numbers of batches",
         file=SHARE,
-        text="min(-(-largest // self.batch_size), least // self.least)",
-        fault="min(-(-share // self.batch_size), least // self.least)",
+        text="min(-(-largest // self.batch_size), least)",
+        fault="min(-(-samples // (self.batch_size * self.ranks)), least)",
         tests=("tests/unit/ps_worker/data/test_index_share.py",),
     ),
     Mutant(
         name="dealing: a step says how far it has come after a batch too many",
         file=DEALING,
-        text="        if self._told.at(step) != (",
-        fault="        if self._told.at(step + 1) != (",
+        text="        if self._told.at(step) != now",
+        fault="        if self._told.at(step + 1) != now",
         tests=("tests/component/data/test_dealt_epochs.py", "tests/component/data/test_shard_loader.py"),
     ),
     Mutant(

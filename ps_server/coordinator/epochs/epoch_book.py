@@ -103,9 +103,7 @@ class EpochBook:
         if own and worker in dealt.begun:
             return dealt.piece(epoch, worker, 0)
         first = dealt.starts.get(worker, 0)
-        if own and not dealt.fits(
-            worker, first, ranks
-        ):  # its group was smaller at the cut
+        if own and not dealt.fits(worker, first, ranks):  # its group was smaller at the cut
             dealt.give_up([worker], NOBODY, left_over=True)
             own = False
         if not own:

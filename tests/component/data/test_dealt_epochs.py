@@ -125,6 +125,70 @@ def test_what_one_leaves_in_the_middle_of_an_epoch_the_other_uses(one_shard, dat
     assert accounts == [(0, samples, 50, 0)]
 
 
+@pytest.mark.parametrize("dataset", [range(50), Stream(50)], ids=["map", "stream"])
+def test_one_with_other_batches_uses_what_another_one_left_from_the_sample_on(one_shard, dataset):
+    """Under asp each worker has a batch size of its own: a rest is a place in samples, not in batches."""
+    job = fresh_name()
+    gone = threading.Event()
+
+    def body(rank, batch_size):
+        def train():
+            with ps.connect(
+                servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp"
+            ) as worker:
+                table, found = table_of(worker), []
+                for number, batch in enumerate(worker.loader(dataset, batch_size=batch_size)):
+                    if rank == 1 and number == 3:
+                        break
+                    table.push({"w": torch.ones(3)}).result(LIMIT_S)
+                    found += batch.tolist()
+                    assert rank or number or gone.wait(LIMIT_S)
+                used = [] if rank else account(worker)
+            if rank:
+                gone.set()
+            return found, used
+
+        return train
+
+    (stayed, accounts), (left, _) = together([body(0, 5), body(1, 3)])
+    assert len(left) == 9
+    assert sorted(stayed + left) == list(range(50))
+    assert accounts == [(0, 50 if isinstance(dataset, range) else 0, 50, 0)]
+
+
+def test_what_a_worker_used_before_the_job_is_left_over_to_nobody(one_shard):
+    """Its script loaded a state of its loader: two batches of its share were used."""
+    job = fresh_name()
+    gone = threading.Event()
+
+    def body(rank):
+        def train():
+            with ps.connect(
+                servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp"
+            ) as worker:
+                table, found = table_of(worker), []
+                loader = worker.loader(range(40), batch_size=4, shuffle=False)
+                if rank:
+                    loader.load_state_dict({**loader.state_dict(), "batches": 2})
+                for number, batch in enumerate(loader):
+                    if rank == 1 and number == 1:
+                        break
+                    table.push({"w": torch.ones(3)}).result(LIMIT_S)
+                    found += batch.tolist()
+                    assert rank or number or gone.wait(LIMIT_S)
+                used = [] if rank else account(worker)
+            if rank:
+                gone.set()
+            return found, used
+
+        return train
+
+    (stayed, accounts), (left, _) = together([body(0), body(1)])
+    assert left == [28, 29, 30, 31]
+    assert sorted(stayed) == [*range(20), *range(32, 40)]
+    assert accounts == [(0, 40, 40, 0)]
+
+
 def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(one_shard):
     """Under bsp; it goes on with what it had left over, if the other was not quicker."""
     job = fresh_name()

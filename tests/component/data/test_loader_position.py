@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from torch.utils.data import Dataset
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
+from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.loader import Loader
 from ps_worker.data.position import Position
-from tests.component.loaders import Stream, epoch_of, made
+from tests.component.loaders import Alone, Stream, epoch_of, made
 from tests.component.service import Cluster, run_workers
 
 KINDS: list[Any] = [pytest.param(40, id="map-style"), pytest.param(Stream(40), id="iterable")]
@@ -223,3 +225,38 @@ def test_from_every_position_an_iteration_that_is_under_way_goes_on_there(sample
         if batch.tolist() == batches[0]:
             moved.position = Position(epoch=1, batches=1)
     assert epoch_of(moved) == batches[len(batches) // 2 + 1 :]
+
+
+@pytest.mark.parametrize("samples", KINDS)
+def test_a_position_is_of_ones_own_share_and_what_another_has_left_over_comes_whole(samples: Any):
+    """One that comes late has no share of the epoch in which its state is."""
+
+    class Late(Alone):
+        def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
+            found = super().deal(epoch, begins=begins)
+            return None if found is None else replace(found, own=False)
+
+        def skip(self, first: int) -> None:
+            raise AssertionError(first)
+
+    share = EpochPiece(epoch=0, place=1, count=2)
+    late = of(samples, dealer=Late(share))
+    late.load_state_dict({**of(samples).state_dict(), "batches": 2})
+    assert epoch_of(late) == epoch_of(of(samples))
+
+
+@pytest.mark.parametrize("samples", KINDS)
+def test_where_a_share_has_begun_further_on_a_position_skips_nothing(samples: Any):
+    """The job goes on from its snapshot, and so does the script, at the same place."""
+    told = []
+
+    class Knowing(Alone):
+        def skip(self, first: int) -> None:
+            told.append(first)
+
+    for first, expected in ((12, []), (6, [12])):
+        told.clear()
+        loader = of(samples, even=False, dealer=Knowing(EpochPiece(epoch=0, place=1, count=2, first=first)))
+        loader.load_state_dict({**loader.state_dict(), "batches": 2})
+        assert epoch_of(loader) == epoch_of(of(samples, even=False))[2:]
+        assert told == expected

@@ -71,6 +71,7 @@ class Desk:
         num_workers: int | None = None,
         nonfinite: str | None = None,
         before: int = 0,
+        ranks: int = 1,
     ) -> Member:
         member, actions = self.job.join(
             spec_pb2.Job(
@@ -83,6 +84,7 @@ class Desk:
             host="h",
             pid=7,
             before=before,
+            ranks=ranks,
         )
         self.told[member.worker, member.incarnation] = []
         self.do(actions)

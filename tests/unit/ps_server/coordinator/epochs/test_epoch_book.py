@@ -481,3 +481,75 @@ def test_what_a_worker_leaves_over_is_what_the_shards_had_not_committed():
     found = [shares.ask(0, 0, 0, 1, {}, begins=False, mark=at(10 * n, 10)) for n in (1, 2, 3)]
     expected = [replace(piece(0, place, 3, first=first), own=False) for place, first in ((1, 4), (2, 6))]
     assert found == [*expected, None]
+
+
+def test_shares_are_dealt_to_ranks_and_one_that_never_came_is_taken_to_have_as_many_as_who_asks():
+    """One that has come and is not admitted yet has said how many it has."""
+    desk = Desk(4)
+    desk.join(0, ranks=2)
+    desk.held = True  # the shards are away
+    desk.join(2, ranks=3)
+    assert desk.job.sharing(5) == {0: Sharer(1, 2), 1: Sharer(ANY, 5), 2: Sharer(ANY, 3), 3: Sharer(ANY, 5)}
+
+
+def test_a_share_lies_behind_those_of_all_ranks_before():
+    shares = Book()
+    sharing = {2: Sharer(1, 3), 0: Sharer(1, 2), 7: Sharer(1)}
+    found = [shares.ask(0, 0, worker, 1, sharing, samples=60) for worker in (7, 2, 0)]
+    assert [(it.place, it.ranks, it.count) for it in found if it] == [(5, 1, 6), (2, 3, 6), (0, 2, 6)]
+    assert [it.bounds(60) for it in found if it] == [(50, 60), (20, 50), (0, 20)]
+
+
+def test_a_group_leaves_a_rest_in_which_a_rank_would_have_no_sample_to_smaller_ones():
+    """Of 4 samples that one left 3 are too few for 4 ranks; of nothing there is enough for whoever asks."""
+    sharing = {0: Sharer(1, 4), 1: Sharer(1), 2: Sharer(1)}
+    shares = Book()
+    for worker in sharing:
+        shares.ask(0, 0, worker, 1, sharing, samples=24)
+        shares.mark(0, worker, 1, PieceMark(step=1, samples=1, pace=1))
+    shares.gone(1, 1, 1)
+    assert shares.ask(0, 0, 0, 1, sharing, ranks=4, begins=False, mark=PieceMark(step=4, samples=16)) is None
+    found = shares.ask(0, 0, 2, 1, sharing, begins=False, mark=PieceMark(step=4, samples=4))
+    assert found == EpochPiece(epoch=0, place=4, count=6, first=1)
+    shares.mark(0, 2, 1, PieceMark(step=7, samples=3))
+    shares.gone(2, 1, 7)
+    found = shares.ask(0, 0, 0, 1, sharing, ranks=4, begins=False, mark=PieceMark(step=4, samples=16))
+    assert found == EpochPiece(epoch=0, place=4, count=6, first=4)
+
+
+def test_a_piece_says_whose_share_it_is_of():
+    """A position in one's own share is none in what another one has left over."""
+    shares = begun()
+    shares.gone(1, 1, 4)
+    whose = {0: Sharer(1), 1: Sharer(2)}
+    own = EpochBook.ask(shares, 0, 0, 1, 2, whose)
+    assert own is not None
+    assert own.own
+    shares.gone(1, 2, 4)
+    other = EpochBook.ask(shares, 0, 0, 0, 1, whose, begins=False, mark=at(10, 10))
+    assert other is not None
+    assert not other.own
+
+
+def test_samples_that_were_used_before_the_job_are_used_and_left_over_to_nobody():
+    """Neither is the loader one to train on, for that: it may be there to validate."""
+    shares = Book()
+    for worker in TWO:
+        shares.ask(0, 0, worker, 1, TWO, samples=200, mark=at(0, 0))
+    shares.skip(0, 1, 1, 30)
+    assert not shares.trains(0)
+    for worker in TWO:
+        shares.mark(0, worker, 1, at(1, 1))
+    shares.gone(1, 1, 2)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1, first=5)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(15, 5)) is None
+    assert [(use.used, use.handed_on, use.unused) for use in shares.over()] == [(200, 50, 0)]
+
+
+def test_a_share_that_is_begun_again_is_skipped_in_without_a_word():
+    """It is counted once."""
+    shares = begun()
+    shares.ask(0, 0, 0, 1, TWO, mark=at(10, 10))
+    before = shares.dump()
+    shares.skip(0, 0, 1, 30)
+    assert shares.dump() == before
