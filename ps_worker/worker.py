@@ -428,10 +428,11 @@ class Worker:
         older than the job gets the batches of these steps once more, and what it makes of them is not pushed.
         Under BSP several workers get equally many batches in their shares; those of a map-style dataset
         differ in size by at most one, so 500 samples with `batch_size=64` are four batches of 63 and 62 for
-        each of two workers. One that has an epoch alone gets torch's batches. An iterable dataset is read
-        whole by every worker, and by every process of its DataLoader: it must give the same stream
-        everywhere, and is not to deal itself. If it has `set_epoch(epoch)`, that is called before each
-        epoch. Its batches are full but for the last (under BSP one may have `batch_size + 1`).
+        each of two workers. A group of ranks has as many shares as ranks (`docs/groups.md`). One that has an
+        epoch alone gets torch's batches. An iterable dataset is read whole by every worker, and by every
+        process of its DataLoader: it must give the same stream everywhere, and is not to deal itself. If it
+        has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for the last (under
+        BSP one may have `batch_size + 1`).
 
         Never waits for another worker. All workers make their loaders in the same order. The first batch of
         each compares seed, `shuffle`, length and, of torch's `Subset` and `TensorDataset`, what is in it with

@@ -482,7 +482,7 @@ MUTANTS = (
         name="dealt: a pace goes beyond the next mark",
         file=DEALT,
         text="                used = min(used, later.samples)\n",
-        fault="                used = max(used, mark.samples)\n",
+        fault="                pass\n",
         tests=(SHARING, "tests/component/data/test_dealt_epochs.py"),
     ),
     Mutant(

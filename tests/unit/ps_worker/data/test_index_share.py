@@ -46,7 +46,7 @@ def test_batches_cover_the_share_unless_the_last_is_dropped(shares: Dealt):
     [(Share(num_samples=9, batch_size=4, even=True, drop_last=False), piece) for piece in pieces_of([1, 1])]
 )
 @given(dealt())
-def test_even_shares_have_equally_many_batches_whatever_the_sizes_of_groups_and_others_full_ones(
+def test_even_shares_have_equally_many_batches_and_others_full_ones(
     shares: Dealt,
 ):
     for share, piece in shares:

@@ -364,6 +364,14 @@ def test_the_clock_of_its_pushes_tells_what_a_worker_has_used():
         assert [dealt.used(step) for step in range(13)] == truth
 
 
+def test_a_pace_foretells_no_more_than_the_next_mark_says():
+    """Where a mark was lost on its way, the one after it is of less than was foretold."""
+    dealt = PieceUsage(epoch=0, share=0)
+    for mark in (PieceMark(step=0, pace=5), PieceMark(step=10, samples=12, pace=5)):
+        dealt.mark(mark)
+    assert [dealt.used(step) for step in (1, 2, 3, 9, 10, 11)] == [5, 10, 12, 12, 12, 17]
+
+
 def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnation():
     """One worker had come into the next epoch since; another had taken a piece that was left over."""
     three = {0: 1, 1: 1, 2: 1}
