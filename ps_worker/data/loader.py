@@ -147,11 +147,6 @@ class Loader:
         self._whose = "ranks" if ranks.together else "workers"
         streamed = isinstance(dataset, IterableDataset)
         num_samples = len(dataset) if isinstance(dataset, Sized) else None
-        if streamed and ranks.together:
-            raise UsageError(
-                "iterable datasets are not built for groups of ranks: take one with a length and index, "
-                "or let each process be a worker of its own (PS_GROUP_SIZE=1)"
-            )
         if num_samples is not None:
             check_length(num_samples, num_workers - 1 + ranks.size, self._whose)
         elif not streamed:
@@ -198,9 +193,12 @@ class Loader:
                 batch_size=batch_size,
                 even=even,
                 drop_last=drop_last,
+                ranks=ranks.size,
             )
             self._length = None if num_samples is None else stream.count(whole, num_samples)
-            self._share = StreamBatches(dataset, stream, whole, shared=bool(options.get("num_workers")))
+            self._share = StreamBatches(
+                dataset, stream, whole, rank=ranks.rank, shared=bool(options.get("num_workers"))
+            )
             collate = SizedCollate(self.collate_fn)
             self._loader: DataLoader[Any] = DataLoader(
                 self._share, batch_size=None, **{**options, "collate_fn": collate}

@@ -1,13 +1,15 @@
-"""A worker's pieces of an iterable dataset: every W-th sample of a stream that everybody reads.
+"""A worker's pieces of an iterable dataset, which everybody reads whole: the samples of its ranks.
 
-Legend: W = workers, B = batch size, a block = W*B samples, one batch for every worker. No worker is a group.
+Legend: R = ranks of all who share an epoch, G = ranks of this worker, b = batch size of a rank, a block = R*b
+samples, one batch for every worker.
 
-The stream must be the same, in the same order, in every worker and in every process of a DataLoader. Sample p
-goes to worker p % W. Under BSP a tail of at least W samples is one more batch for each, of sizes that differ
-by at most one; what is left of a shorter one goes into the batches before it, which then hold B+1. So all get
-equally many batches, and nobody asks another worker how long the stream is: that is known W samples later.
-Where a piece begins inside a batch (another worker had it, with other batches; not so under BSP), batches are
-full from there on.
+The stream must be the same, in the same order, in every rank and in every process of a DataLoader. Sample p
+is one of rank p % R; the ranks of a worker deal its samples out in turn. Under BSP a tail of at least R
+samples is one more batch for each, of sizes that differ by at most one for a rank; what is left of a
+shorter one goes into the batches before it, which then hold up to b+1 for a rank. So all get equally many
+batches, and nobody asks another worker how long the stream is: that is known R samples later. Else batches
+are full but for the last. So they are in what a worker of another size, or with other batches, has left
+over.
 
 In a DataLoader with L processes each reads the whole stream; process l gives batches l, l+L, ..., which is
 the order in which a DataLoader asks them.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -26,96 +28,117 @@ from ps_wire.errors import UsageError
 from ps_wire.spec.epochs import EpochPiece
 
 
+class Part(NamedTuple):
+    """One rank's samples of a batch, and how many all ranks of the worker have."""
+
+    total: int
+    samples: list[Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamShare:
     """The rule by which a worker cuts its pieces of a stream into batches.
 
     Attributes:
-        batch_size: B.
+        batch_size: b.
         even: equally many batches for every worker (BSP).
         drop_last: full batches only; when `even`, full blocks.
+        ranks: G; no batch is smaller.
     """
 
     batch_size: int
     even: bool
     drop_last: bool
+    ranks: int = 1
+
+    @property
+    def full(self) -> int:
+        """Samples of a full batch."""
+        return self.batch_size * self.ranks
 
     def batches(self, piece: EpochPiece, stream: Iterable[Any]) -> Iterator[list[Any]]:
-        """The batches of samples of a piece.
+        """The batches of samples of a piece, each of all ranks of the worker together.
 
         Raises:
-            UsageError: the stream ends with fewer samples than there are workers.
+            UsageError: the stream ends with fewer samples than there are ranks.
         """
         complete: list[Any] = []  # waits for what may still come into it
         growing: list[Any] = []
-        workers = piece.count
-        block = workers * self.batch_size
+        even = self.even and piece.ranks == self.ranks and piece.first % self.full == 0
+        block = piece.count * self.batch_size
         count = skipped = 0
         for count, sample in enumerate(stream, start=1):
             place = (count - 1) % block
-            if place % workers == piece.place:
+            if 0 <= place % piece.count - piece.place < piece.ranks:
                 if skipped < piece.first:
                     skipped += 1
                 else:
                     growing.append(sample)
-            if complete and (not self.even or self.drop_last or place == workers - 1):
-                yield complete  # nothing can come into it any more
+            more = place == piece.count - 1 if even else self.ranks in (1, len(growing))
+            if complete and (more or self.drop_last):  # nothing can come into it any more
+                yield complete
                 complete = []
-            if growing and (place == block - 1 if self.even else len(growing) == self.batch_size):
+            if growing and (place == block - 1 if even else len(growing) == self.full):
                 complete, growing = growing, []
-        check_length(count, workers)
-        if self.even and not self.drop_last and count % block < workers:
+        check_length(count, piece.count)
+        if not self.drop_last and (count % block < piece.count if even else len(growing) < self.ranks):
             complete, growing = complete + growing, []
-        if complete:
-            yield complete
-        if growing and not self.drop_last:
-            yield growing
+        for batch in (complete, growing):
+            if len(batch) >= self.ranks and not (self.drop_last and batch is growing):
+                yield batch
 
     def count(self, piece: EpochPiece, num_samples: int) -> int:
-        """How many batches a share of a stream of this length gives."""
+        """How many batches a share of this worker has of a stream of this length."""
         if self.even:
             blocks, rest = divmod(num_samples, piece.count * self.batch_size)
             return blocks + (rest >= piece.count and not self.drop_last)
-        share = replace(piece, first=0).length(num_samples)
-        return share // self.batch_size if self.drop_last else -(-share // self.batch_size)
+        full, rest = divmod(replace(piece, first=0).length(num_samples), self.full)
+        return full + (rest >= self.ranks and not self.drop_last)
 
 
-class StreamBatches(IterableDataset[list[Any]]):
-    """Batches of samples of one worker, in whichever process reads them."""
+class StreamBatches(IterableDataset[Part]):
+    """Parts of one rank in batches of its worker, in whichever process reads them."""
 
     def __init__(
-        self, dataset: IterableDataset[Any], share: StreamShare, piece: EpochPiece, *, shared: bool
+        self,
+        dataset: IterableDataset[Any],
+        share: StreamShare,
+        piece: EpochPiece,
+        *,
+        rank: int = 0,
+        shared: bool,
     ) -> None:
         """Takes over `dataset`; the piece to begin with; `shared` where other processes read it."""
+        self._rank = rank
         self._dataset = dataset
         self._share = share
         self._process: tuple[int, int] | None = None
-        self._piece = torch.zeros(4, dtype=torch.int64, device="cpu")
+        self._piece = torch.zeros(5, dtype=torch.int64, device="cpu")
         if shared:  # seen by processes that live on from epoch to epoch
             self._piece.share_memory_()  # type: ignore[no-untyped-call]
         self.begin(piece)
 
     def begin(self, piece: EpochPiece) -> int:
         """See `ShareSampler.begin`."""
-        for index, value in enumerate((piece.epoch, piece.place, piece.count, piece.first)):
+        for index, value in enumerate((piece.epoch, piece.place, piece.ranks, piece.count, piece.first)):
             self._piece[index] = value
-        return -(-piece.first // self._share.batch_size)
+        return -(-piece.first // self._share.full)
 
     def samples(self, piece: EpochPiece, batches: int) -> int:
         """See `ShareSampler.samples`; as if the last were full."""
         del piece
-        return batches * self._share.batch_size
+        return batches * self._share.full
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        epoch, place, count, first = self._piece.tolist()
+    def __iter__(self) -> Iterator[Part]:
+        epoch, place, ranks, count, first = self._piece.tolist()
         process, num_processes = self._find_process()
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        piece = EpochPiece(epoch=epoch, place=place, count=count, first=first)
+        piece = EpochPiece(epoch=epoch, place=place, ranks=ranks, count=count, first=first)
         for number, batch in enumerate(self._share.batches(piece, self._dataset)):
             if number % num_processes == process:
-                yield batch
+                yield Part(len(batch), batch[self._rank :: self._share.ranks])
 
     def _find_process(self) -> tuple[int, int]:
         """Which process of a DataLoader this is, and of how many.
@@ -135,13 +158,13 @@ class StreamBatches(IterableDataset[list[Any]]):
 
 @dataclass(frozen=True, slots=True)
 class SizedCollate:
-    """Collates a batch and says how many samples it has."""
+    """Collates a rank's part of a batch and says how many samples the batch has."""
 
     collate_fn: Callable[[list[Any]], Any]
 
-    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
-        """The number of samples, and what `collate_fn` makes of them."""
-        return len(samples), self.collate_fn(samples)
+    def __call__(self, part: Part) -> tuple[int, Any]:
+        """The number of samples of all ranks, and what `collate_fn` makes of this one's."""
+        return part.total, self.collate_fn(part.samples)
 
 
 def check_length(num_samples: int, shares: int, whose: str = "workers") -> None:

@@ -178,11 +178,17 @@ SHARES = """
 import sys, time, torch, ps_worker as ps
 from pathlib import Path
 leaves, gone = sys.argv[1] == "leaves", Path(sys.argv[2])
+
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return ((torch.tensor([float(number)]),) for number in range(int(sys.argv[3])))
+
 with ps.connect() as worker:
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, weight="ranks")
     data = torch.utils.data.TensorDataset(torch.arange(float(sys.argv[3]))[:, None])
+    data = Numbers() if sys.argv[4] == "stream" else data
     loader = worker.loader(data, batch_size=4)
     for epoch in worker.epochs(1 if leaves or sys.argv[1] == "stays" else 3):
         for number, (batch,) in enumerate(loader):
@@ -235,11 +241,14 @@ def start_unequal(
     ]
 
 
-def test_a_group_and_a_worker_alone_share_a_loader(spawn: Start, cluster: Servers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_a_group_and_a_worker_alone_share_a_loader(
+    spawn: Start, cluster: Servers, tmp_path: Path, kind: str
+) -> None:
     """Under bsp all have equally many batches, and the weights are those of one process with all of them."""
     script = tmp_path / "shares.py"
     script.write_text(SHARES)
-    words = ["trains", str(tmp_path / "gone"), "48"]
+    words = ["trains", str(tmp_path / "gone"), "48", kind]
 
     ranks = start_unequal(spawn, cluster, script, "bsp", {"0": words, "1": words})
 
@@ -253,16 +262,18 @@ def test_a_group_and_a_worker_alone_share_a_loader(spawn: Start, cluster: Server
     for rank in ranks:
         came = float(next(line for line in rank.lines if line.startswith("came to")).split()[2])
         assert came == pytest.approx(wanted, rel=1e-5)
-    assert "accounts (48, 48) (48, 48)" in ranks[0].text, ranks[0].text
+    samples = 48 if kind == "map" else 0  # of a stream that is not known
+    assert f"accounts ({samples}, 48) ({samples}, 48)" in ranks[0].text, ranks[0].text
 
 
+@pytest.mark.parametrize("kind", ["map", "stream"])
 @pytest.mark.parametrize("leaver", ["0", "1"], ids=["the group", "the worker alone"])
 def test_what_one_of_another_size_left_over_is_used_once(
-    spawn: Start, cluster: Servers, tmp_path: Path, leaver: str
+    spawn: Start, cluster: Servers, tmp_path: Path, leaver: str, kind: str
 ) -> None:
     script = tmp_path / "shares.py"
     script.write_text(SHARES)
-    rest = [str(tmp_path / "gone"), "47"]
+    rest = [str(tmp_path / "gone"), "47", kind]
     words = {worker: ["leaves" if worker == leaver else "stays", *rest] for worker in ("0", "1")}
 
     ranks = start_unequal(spawn, cluster, script, "asp", words)

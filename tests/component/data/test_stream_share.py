@@ -19,30 +19,39 @@ from ps_worker.data.stream_share import StreamShare
 from tests.component.loaders import Counting, Stream, epoch_of, made, pieces_of
 from tests.component.service import Cluster, run_workers
 
-Dealt = tuple[int, StreamShare, list[EpochPiece]]
+Dealt = tuple[int, list[tuple[StreamShare, EpochPiece]]]
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> Dealt:
-    """A length, how workers cut their shares, and the shares of all."""
-    share = StreamShare(
-        batch_size=draw(st.integers(1, 9)), even=draw(st.booleans()), drop_last=draw(st.booleans())
-    )
-    num_workers = draw(st.integers(1, 7))
-    return draw(st.integers(num_workers, 200)), share, pieces_of([1] * num_workers)
+    """A length, and of each worker how it cuts its share, and that share."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))
+    common = {
+        "batch_size": draw(st.integers(1, 9)),
+        "even": draw(st.booleans()),
+        "drop_last": draw(st.booleans()),
+    }
+    shares = [(StreamShare(ranks=piece.ranks, **common), piece) for piece in pieces_of(sizes)]
+    return draw(st.integers(sum(sizes), 200)), shares
+
+
+def of_share(piece: EpochPiece, length: int) -> list[int]:
+    """The samples of a share, of a stream of the numbers below `length`."""
+    ranks = range(piece.place, piece.place + piece.ranks)
+    return [sample for sample in range(length) if sample % piece.count in ranks]
 
 
 @given(streams())
 def test_every_sample_comes_once_and_to_the_worker_that_it_belongs_to(case: Dealt):
-    length, share, pieces = case
-    for piece in pieces:
+    length, shares = case
+    for share, piece in shares:
         own = [sample for batch in share.batches(piece, range(length)) for sample in batch]
-        expected = list(range(piece.place, length, piece.count))
+        expected = of_share(piece, length)
         assert len(expected) == piece.length(length)
         if share.drop_last:
             block = piece.count * share.batch_size
-            full = length // block if share.even else len(expected) // share.batch_size
-            expected = expected[: full * share.batch_size]
+            full = length // block if share.even else len(expected) // share.full
+            expected = expected[: full * share.full]
         assert own == expected
 
 
@@ -50,49 +59,49 @@ def test_every_sample_comes_once_and_to_the_worker_that_it_belongs_to(case: Deal
 def test_even_shares_have_equally_many_batches_and_others_full_ones_of_a_stream(
     case: Dealt,
 ):
-    length, share, pieces = case
-    sizes = [[len(batch) for batch in share.batches(piece, range(length))] for piece in pieces]
-    batch_size = share.batch_size
-    for piece, of_one in zip(pieces, sizes, strict=True):
-        assert share.count(piece, length) == len(of_one)
+    length, shares = case
+    counts = set()
+    for share, piece in shares:
+        sizes = [len(batch) for batch in share.batches(piece, range(length))]
+        counts.add(len(sizes))
+        assert share.count(piece, length) == len(sizes)
+        assert all(size >= share.ranks for size in sizes)
         if share.drop_last:
-            assert set(of_one) <= {batch_size}
-        elif not share.even:
-            assert set(of_one[:-1]) <= {batch_size}
-            assert 0 < of_one[-1] <= batch_size
-    if share.even:
-        assert len({len(of_one) for of_one in sizes}) == 1
-        for together in zip(*sizes, strict=True):
-            assert max(together) - min(together) <= 1
-            assert min(together) > 0
-            assert max(together) <= batch_size + 1
+            assert set(sizes) <= {share.full}
+        else:
+            assert set(sizes[:-1]) <= {share.full}
+            assert sizes[-1] <= share.full + (share.ranks if share.even else share.ranks - 1)
+    assert len(counts) == 1 or not shares[0][0].even
 
 
 @given(streams(), st.data())
 def test_from_the_end_of_each_batch_the_rest_of_a_stream_is_the_batches_that_follow(
     case: Dealt, data: st.DataObject
 ):
-    length, share, pieces = case
-    piece = data.draw(st.sampled_from(pieces))
+    length, shares = case
+    share, piece = data.draw(st.sampled_from(shares))
     batches = list(share.batches(piece, range(length)))
     done = data.draw(st.integers(0, len(batches)))
     rest = replace(piece, first=sum(map(len, batches[:done])))
     assert list(share.batches(rest, range(length))) == batches[done:]
 
 
-@given(streams(), st.integers(1, 9), st.data())
-def test_what_one_with_other_batches_has_left_of_a_stream_comes_once(
-    case: Dealt, batch_size: int, data: st.DataObject
+@given(streams(), st.integers(1, 9), st.integers(1, 4), st.booleans(), st.data())
+def test_what_one_of_another_size_or_with_other_batches_has_left_of_a_stream_comes_once(
+    case: Dealt, batch_size: int, ranks: int, even: bool, data: st.DataObject
 ):
-    """Batches are full but for the last, where workers need not have equally many."""
-    length, _, pieces = case
-    piece = data.draw(st.sampled_from(pieces))
+    """In full batches but for the last; but for what is less than the ranks of who takes it."""
+    length, shares = case
+    _, piece = data.draw(st.sampled_from(shares))
     first = data.draw(st.integers(0, piece.length(length)))
-    takes = StreamShare(batch_size=batch_size, even=False, drop_last=False)
+    takes = StreamShare(
+        batch_size=batch_size, even=even and ranks != piece.ranks, drop_last=False, ranks=ranks
+    )
     batches = list(takes.batches(replace(piece, first=first), range(length)))
-    expected = list(range(piece.place, length, piece.count))[first:]
-    assert [sample for batch in batches for sample in batch] == expected
-    assert {len(batch) for batch in batches[:-1]} <= {batch_size}
+    expected = of_share(piece, length)[first:]
+    assert [sample for batch in batches for sample in batch] == expected * (len(expected) >= ranks)
+    assert {len(batch) for batch in batches[:-1]} <= {takes.full}
+    assert all(ranks <= len(batch) < takes.full + ranks for batch in batches)
 
 
 def test_the_ends_of_a_stream_over_four_workers():

@@ -21,11 +21,18 @@ from ps_wire.spec.epochs import EpochPiece
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.epoch_dealer import EpochDealer
 from ps_worker.data.loader import whole_share
-from tests.component.loaders import Counting, made
+from tests.component.loaders import Counting, Stream, made
 
 WORKERS, EPOCHS, SEEDS = 4, 3, 120
 MOST = 5  # samples of a rank's batch
 Used = dict[tuple[int, int, int], tuple[int, list[int]]]  # worker, incarnation, step -> epoch, samples
+
+
+class Sized(Stream):
+    """One of which the coordinator knows how many samples it has."""
+
+    def __len__(self) -> int:
+        return self.length
 
 
 class Following:
@@ -78,7 +85,7 @@ class Member:
         self._dealer = Told(0, self, self, samples=world.samples, whole=whole, data={})
         self._loaders = [
             made(
-                world.samples,
+                world.dataset,
                 number,
                 WORKERS,
                 batch_size=batch_size,
@@ -121,7 +128,7 @@ class Member:
                 assert all(len(part) for part in parts), "a rank has no sample"
                 piece = self._dealer.said[-1]
                 assert piece is not None
-                yield piece.epoch, [sample for part in parts for sample in part.tolist()]
+                yield piece.epoch, [sample % 1000 for part in parts for sample in part.tolist()]
             self.epoch += 1
 
     def take_step(self, used: Used) -> None:
@@ -152,6 +159,7 @@ class World:
         self.draw = random.Random(seed)
         self.even = self.draw.random() < 0.5
         self.samples = self.draw.randint(20, 200)
+        self.dataset = Sized(self.samples) if self.draw.random() < 0.3 else self.samples
         self.book = EpochBook()
         self.here: dict[int, Member] = {}
         self.awaited: set[int] = set()
