@@ -400,9 +400,9 @@ class Beside:
 
 
 def taken_lies(honest: Brought) -> list[Brought]:
-    """Mutated snapshots whose manifests can be brought."""
+    """Mutated snapshots whose manifests can be brought. How many that are differs with the honest one."""
     lies = []
-    for body in mutations.bodies(11, mutations.body_of(honest.manifest), 200):
+    for body in mutations.bodies(11, mutations.body_of(honest.manifest), 600):
         with suppress(SnapshotUnusable):
             parse(mutations.signed(body), MANIFEST, JOB)
             lies.append(replace(honest, manifest=mutations.signed(body)))
