@@ -28,7 +28,7 @@ from ps_wire.errors import UsageError
 from ps_wire.spec.epochs import EpochPiece
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """One rank's samples of a batch, and how many all ranks of the worker have."""
 
     total: int
@@ -96,7 +96,7 @@ class StreamShare:
         return full + (rest >= self.ranks and not self.drop_last)
 
 
-class StreamBatches(IterableDataset[Part]):
+class StreamBatches(IterableDataset[RankPart]):
     """Parts of one rank in batches of its worker, in whichever process reads them."""
 
     def __init__(
@@ -129,7 +129,7 @@ class StreamBatches(IterableDataset[Part]):
         del piece
         return batches * self._share.full
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[RankPart]:
         epoch, place, ranks, count, first = self._piece.tolist()
         process, num_processes = self._find_process()
         set_epoch = getattr(self._dataset, "set_epoch", None)
@@ -138,7 +138,7 @@ class StreamBatches(IterableDataset[Part]):
         piece = EpochPiece(epoch=epoch, place=place, ranks=ranks, count=count, first=first)
         for number, batch in enumerate(self._share.batches(piece, self._dataset)):
             if number % num_processes == process:
-                yield Part(len(batch), batch[self._rank :: self._share.ranks])
+                yield RankPart(len(batch), batch[self._rank :: self._share.ranks])
 
     def _find_process(self) -> tuple[int, int]:
         """Which process of a DataLoader this is, and of how many.
@@ -162,7 +162,7 @@ class SizedCollate:
 
     collate_fn: Callable[[list[Any]], Any]
 
-    def __call__(self, part: Part) -> tuple[int, Any]:
+    def __call__(self, part: RankPart) -> tuple[int, Any]:
         """The number of samples of all ranks, and what `collate_fn` makes of this one's."""
         return part.total, self.collate_fn(part.samples)
 

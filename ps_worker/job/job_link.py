@@ -43,6 +43,7 @@ from ps_worker.settings import Settings
 
 ALONE = "no PS_SERVERS: running alone, with a server in this process"
 FIGURES_LIMIT_S = 10.0  # for a shard to count; a script waits for it
+SETTLE_S = 2.0  # for a note of the position that is on its way when the worker leaves
 
 Result = TypeVar("Result")
 
@@ -444,6 +445,7 @@ class JobLink:
                 except (WeightsChanged, ConfigurationRefused) as error:
                     self.written = error
                     self._listener.say(error.message)
+        self.uploads.noting.settle(farewell.left_s(SETTLE_S))
         self.presence.leave(reason, self._listener.taken(), farewell)
         left = f"this worker has left job {self._settings.job}: connect again to train on"
         self.exchanges.fail(UsageError(left))

@@ -6,7 +6,8 @@ older where notes are large. So a position that is taken up is some steps old; t
 A note is put as the incarnation that made it: one that comes late, when the worker has joined again, perhaps
 in a job that went back, is refused.
 
-It must not know what a note holds. Used by the thread that trains; `_idle` is set by the thread that puts.
+It must not know what a note holds. Used by the thread that trains; the one that puts sets `_idle`, and looks at
+`_leaves`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Noting:
         self._due_s = 0.0
         self._nbytes = 0
         self._said = False
+        self._leaves = threading.Event()
 
     def at_step(self) -> None:
         """A step begins: puts a note if one is due; does not wait."""
@@ -77,6 +79,11 @@ class Noting:
         self._idle.wait()
         if self._nbytes <= SMALL_BYTES or self._now_s() >= self._due_s:
             self._make(self._pack() if note is None else note)()
+
+    def settle(self, limit_s: float) -> None:
+        """The worker leaves: waits so long for a note that is on its way, and says nothing if it fails."""
+        self._idle.wait(limit_s)
+        self._leaves.set()
 
     def _gathered(self, note: bytes) -> None:
         """All ranks have made it; does not wait."""
@@ -102,7 +109,7 @@ class Noting:
         except Evicted:
             pass  # what follows is noted when it has joined again
         except PsError as error:  # the next one may come through
-            if not self._said:
+            if not self._said and not self._leaves.is_set():
                 self._said = True
                 self._say(f"this worker's position is not noted: {error.message}")
         finally:

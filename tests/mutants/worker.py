@@ -581,6 +581,20 @@ MUTANTS = (
         tests=("tests/unit/ps_worker/data/test_index_share.py",),
     ),
     Mutant(
+        name="noting: who leaves does not wait for its note",
+        file="ps_worker/membership/noting.py",
+        text="        self._idle.wait(limit_s)\n",
+        fault="",
+        tests=("tests/unit/ps_worker/membership/test_noting.py",),
+    ),
+    Mutant(
+        name="noting: of one that leaves it is said that its position is not noted",
+        file="ps_worker/membership/noting.py",
+        text="        self._leaves.set()\n",
+        fault="",
+        tests=("tests/unit/ps_worker/membership/test_noting.py",),
+    ),
+    Mutant(
         name="share: every epoch has the same order",
         file=SHARE,
         text="(self._seed * 1_000_003 + self._epoch) % (1 << 63)",

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ps_wire.errors import Evicted
+from ps_wire.errors import Evicted, ServerUnreachable
 from ps_worker.membership.noting import Noting
 from tests.until import LIMIT_S
 
@@ -52,3 +52,35 @@ def test_a_note_that_is_put_late_is_put_as_the_incarnation_that_made_it(monkeypa
     assert refused.is_set()
     assert notes == [b"position"]
     assert said == []
+
+
+def test_who_leaves_waits_for_a_note_that_is_on_its_way_and_no_longer_than_its_limit():
+    """What fails then is said to nobody: the connection is closed, and another one goes on elsewhere."""
+    goes, done = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def put(_: bytes) -> None:
+        assert goes.wait(LIMIT_S)
+        done.set()
+        raise ServerUnreachable("Channel closed!")
+
+    noting = Noting(lambda: b"position", lambda: put, said.append)
+    noting.at_step()
+    noting.settle(0.0)
+    assert not done.is_set()
+    goes.set()
+    noting.settle(LIMIT_S)
+    assert done.is_set()
+    assert said == []
+
+
+def test_a_note_that_cannot_be_put_while_its_worker_trains_is_said_once():
+    said: list[str] = []
+
+    def put(_: bytes) -> None:
+        raise ServerUnreachable("no server")
+
+    noting = Noting(lambda: b"position", lambda: put, said.append)
+    noting.at_epoch()
+    noting.at_epoch()
+    assert said == ["this worker's position is not noted: no server"]
