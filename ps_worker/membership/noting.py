@@ -6,8 +6,8 @@ older where notes are large. So a position that is taken up is some steps old; t
 A note is put as the incarnation that made it: one that comes late, when the worker has joined again, perhaps
 in a job that went back, is refused.
 
-It must not know what a note holds. Used by the thread that trains; the one that puts sets `_idle`, and looks at
-`_leaves`.
+It must not know what a note holds. Used by the thread that trains; the one that puts a note sets `_idle`, and
+looks at `_leaves`.
 """
 
 from __future__ import annotations
