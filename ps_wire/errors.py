@@ -61,7 +61,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar, TypeAlias
 
-from ps_wire.text import one_line
+from ps_wire.text import one_line, parse_json
 
 Fact: TypeAlias = str | int | float | None
 
@@ -380,8 +380,8 @@ def from_wire(name: str, message: str, facts_json: str = "") -> PsError:
     The message is escaped: what other peers have said may be in it, and a traceback shows it as it is.
     """
     try:
-        parsed = json.loads(facts_json) if facts_json else {}
-    except (ValueError, RecursionError):
+        parsed = parse_json(facts_json) if facts_json else {}
+    except ValueError:
         parsed = {}
     known = parsed if isinstance(parsed, dict) else {}
     facts: dict[str, Fact] = {

@@ -6,11 +6,12 @@ whole form: what is missing, and what nobody knows, is refused, too. It must not
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from ps_wire.text import parse_json
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -51,8 +52,8 @@ def read(text: str | bytes, field: str = "") -> Any:
         FieldInvalid: it is none.
     """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         raise FieldInvalid(field, "JSON", text if isinstance(text, str) else None) from None
 
 

@@ -195,8 +195,6 @@ def parse(text: bytes, where: str, job: str) -> Manifest:
         raise SnapshotCorrupt(
             f"{where} is no manifest of a snapshot: {error}", file=where, field=error.field
         ) from None
-    except RecursionError:
-        raise SnapshotCorrupt(f"{where} is no manifest of a snapshot: it is too deep", file=where) from None
 
 
 _NEEDED = ("number", "created", "generation", "job", "num_shards", "tables", "clocks", "files")

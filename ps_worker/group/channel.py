@@ -31,7 +31,7 @@ import torch
 from ps_wire.errors import GroupBroken, PsError, facts_to_json, from_wire
 from ps_wire.process import trace, watched
 from ps_wire.process.ranks import Ranks
-from ps_wire.text import one_line
+from ps_wire.text import one_line, parse_json
 from ps_worker.group.abort import Abort
 from ps_worker.group.lines import LOOK_S, Gone, RankLines
 from ps_worker.process.waiting import waits
@@ -518,8 +518,8 @@ class Channel:
         finally:
             self._reading.discard(source)
         try:
-            fields = json.loads(header)
-        except (ValueError, RecursionError):
+            fields = parse_json(header)
+        except ValueError:
             fields = None
         if not isinstance(fields, dict):
             raise self.broken(f"rank {source} on {self._hosts[source]} says what is no message")

@@ -15,6 +15,7 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 import torch
 
 from ps_wire.errors import FrameMalformed, PsError, UsageError
+from ps_wire.text import parse_json
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.recording.metric import number_of
 
@@ -131,9 +132,9 @@ class Together:
         if reply is None and not blob:
             return value
         try:
-            return json.loads(blob if reply is None else reply.blob)
-        except (ValueError, RecursionError):
-            raise FrameMalformed(f"worker {source} has broadcast no JSON") from None
+            return parse_json(blob if reply is None else reply.blob)
+        except ValueError as error:
+            raise FrameMalformed(f"worker {source} has broadcast no JSON: {error}") from None
 
     def barrier(self, limit_s: float) -> None:
         """See `Worker.barrier`."""

@@ -595,6 +595,27 @@ MUTANTS = (
         tests=("tests/unit/ps_worker/membership/test_noting.py",),
     ),
     Mutant(
+        name="json: a text that nests as deep as it likes is parsed",
+        file="ps_wire/text.py",
+        text="            if max(accumulate(steps, initial=depth)) > MAX_NESTING:\n",
+        fault="            if False:\n",
+        tests=("tests/unit/ps_wire/test_text.py",),
+    ),
+    Mutant(
+        name="json: brackets in texts count",
+        file="ps_wire/text.py",
+        text="split(b'\"')[::2])",
+        fault="split(b'\"'))",
+        tests=("tests/unit/ps_wire/test_text.py",),
+    ),
+    Mutant(
+        name="json: a quote behind an escaped backslash ends no text",
+        file="ps_wire/text.py",
+        text='    quoted = text.replace("\\\\\\\\", "")',
+        fault="    quoted = text",
+        tests=("tests/unit/ps_wire/test_text.py",),
+    ),
+    Mutant(
         name="share: every epoch has the same order",
         file=SHARE,
         text="(self._seed * 1_000_003 + self._epoch) % (1 << 63)",

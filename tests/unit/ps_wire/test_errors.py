@@ -106,7 +106,6 @@ NESTED = "[" * 4096
 
 
 @pytest.mark.parametrize("facts", ["", "{", "[1]", "3", "null", '"x"', "{'a': 1}", "9" * 9999, NESTED])
-@pytest.mark.usefixtures("uncollected")
 def test_broken_facts_count_as_none(facts):
     """The error arrives all the same."""
     received = from_wire("JobFull", "full", facts)
