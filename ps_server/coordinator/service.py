@@ -35,7 +35,7 @@ from ps_server.rpc import auth as gatekeeper
 from ps_server.rpc import reply_size
 from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
 from ps_wire.frames.frame import check_protocol
-from ps_wire.frames.messages import epoch_use_to_proto, mark_from_proto, piece_to_proto, state_parts
+from ps_wire.frames.messages import epoch_use_to_proto, piece_to_proto, state_parts
 from ps_wire.process import watched
 from ps_wire.spec.address import check_job_name
 from ps_wire.text import one_line
@@ -231,6 +231,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
             runner.do(runner.job.tell_here(differs))
         if request.begins and shares.trains(loader) and not runner.job.loops.begin(request.epoch):
             return pb.ShareReply()  # the job was stopped
+        samples = share_messages.check_samples(request.samples)
+        marks = [share_messages.check_mark(mark) for mark in (request.mark, request.rest)]
+        fewer = samples and runner.job.num_workers * member.ranks > samples
         piece = shares.once(
             loader,
             member.worker,
@@ -241,12 +244,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 share_messages.check_epoch(request.epoch),
                 member.worker,
                 member.incarnation,
-                runner.job.sharing(member.ranks),
+                runner.job.sharing(1 if fewer else member.ranks),
                 ranks=member.ranks,
                 begins=request.begins,
-                samples=request.samples,
-                mark=mark_from_proto(request.mark),
-                rest=mark_from_proto(request.rest),
+                samples=samples,
+                mark=marks[0],
+                rest=marks[1],
             ),
         )
         runner.say_epochs()
@@ -261,9 +264,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         loader = share_messages.check_loader(request.loader)
         epochs, who = runner.job.epochs, (loader, member.worker, member.incarnation)
         if request.HasField("mark"):
-            epochs.mark(*who, mark_from_proto(request.mark))
+            epochs.mark(*who, share_messages.check_mark(request.mark))
         else:
-            epochs.skip(*who, request.skipped)
+            epochs.skip(*who, share_messages.check_samples(request.skipped))
         return pb.UseReply()
 
     async def BeginEpoch(self, request: pb.EpochRequest, context: grpc.aio.ServicerContext) -> pb.EpochReply:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -207,7 +206,15 @@ def epoch_use_from_proto(message: coordinator.EpochUse) -> EpochUse:
 
 def piece_to_proto(piece: EpochPiece) -> coordinator.Piece:
     """A piece of an epoch as a message."""
-    return coordinator.Piece(**asdict(piece))
+    return coordinator.Piece(
+        epoch=piece.epoch,
+        place=piece.place,
+        ranks=piece.ranks,
+        count=piece.count,
+        first=piece.first,
+        own=piece.own,
+        left_over=piece.left_over,
+    )
 
 
 def piece_from_proto(message: coordinator.Piece) -> EpochPiece:
@@ -219,6 +226,7 @@ def piece_from_proto(message: coordinator.Piece) -> EpochPiece:
         count=message.count,
         first=message.first,
         own=message.own,
+        left_over=message.left_over,
     )
 
 

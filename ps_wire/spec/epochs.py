@@ -22,7 +22,8 @@ class EpochPiece:
         ranks: of the worker that it was dealt to.
         count: ranks of all who share the epoch, R.
         first: samples of the share that come before it.
-        own: it is of the share that was dealt to who has it.
+        own: it is of the share that was dealt to the number of the worker that has it.
+        left_over: somebody had it before, perhaps the same worker: how much of it is used is known.
     """
 
     epoch: int
@@ -31,6 +32,7 @@ class EpochPiece:
     ranks: int = 1
     first: int = 0
     own: bool = True
+    left_over: bool = False
 
     def bounds(self, num_samples: int) -> tuple[int, int]:
         """The share's part of an epoch of N samples: its first place, and the one behind its last."""

@@ -985,20 +985,22 @@ class ShareReply(_message.Message):
     def __init__(self, piece: _Optional[_Union[Piece, _Mapping]] = ..., newest: bool = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("epoch", "place", "count", "first", "ranks", "own")
+    __slots__ = ("epoch", "place", "count", "first", "ranks", "own", "left_over")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     OWN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OVER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     place: int
     count: int
     first: int
     ranks: int
     own: bool
-    def __init__(self, epoch: _Optional[int] = ..., place: _Optional[int] = ..., count: _Optional[int] = ..., first: _Optional[int] = ..., ranks: _Optional[int] = ..., own: bool = ...) -> None: ...
+    left_over: bool
+    def __init__(self, epoch: _Optional[int] = ..., place: _Optional[int] = ..., count: _Optional[int] = ..., first: _Optional[int] = ..., ranks: _Optional[int] = ..., own: bool = ..., left_over: bool = ...) -> None: ...
 
 class UseRequest(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "loader", "mark", "skipped")

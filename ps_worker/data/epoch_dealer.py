@@ -1,9 +1,9 @@
 """The epochs of one loader as the coordinator deals them to this worker, and how far it has come in them.
 
-The coordinator has to know which batches are used whenever the worker goes, also by a crash. So each step's
-share of batches and samples is foretold by the pace of the one before; where that is wrong, the worker says
-so before the step's pushes leave. A loop that takes as many samples in each step says nothing. What has been
-handed out when a piece ends, and is not in a step yet, is taken to be in the next one.
+The coordinator has to know which samples are used whenever the worker goes, also by a crash. So each step's
+samples are foretold by the pace of the one before; where that is wrong, the worker says so before the step's
+pushes leave. A loop that takes as many samples in each step says nothing. What has been handed out when a
+piece ends, and is not in a step yet, is taken to be in the next one.
 """
 
 from __future__ import annotations
@@ -123,13 +123,15 @@ class EpochDealer:
         taken, self._taken = self._taken, None
         if not self._steps.steps_behind():
             return None
-        first = 0
-        if taken is not None and taken.epoch == epoch:
-            first = taken.offset
-            self._replayed = taken.share or replace(self._replayed, epoch=epoch)
-        else:
-            self._replayed = replace(self._replayed, epoch=epoch)
-        return replace(self._replayed, first=first)
+        self._replayed = replace(self._replayed, epoch=epoch, first=0, own=False)
+        if taken is None or taken.epoch != epoch:
+            return self._replayed
+        if taken.share is None:
+            return replace(self._replayed, first=taken.offset)
+        if taken.share.ranks == self._replayed.ranks:  # else its batches are not this worker's
+            self._replayed = replace(taken.share, own=False)
+            return replace(self._replayed, first=taken.offset)
+        return self._replayed
 
     def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
         """See `Dealer`."""
@@ -158,7 +160,7 @@ class EpochDealer:
         self._out = 0
         self._incarnation = self._source.incarnation
         self._used = PieceMark(step=self._step)
-        self._told = PieceMark(step=self._step, pace=mark.pace)
+        self._told = PieceMark(step=self._step, pace=request.mark.pace)  # 0 where it has joined again
         self.newest = reply.newest
         if not reply.HasField("piece"):
             self._incarnation = 0

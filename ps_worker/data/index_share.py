@@ -38,6 +38,11 @@ class Share:
     drop_last: bool
     ranks: int = 1
 
+    @property
+    def full(self) -> int:
+        """Samples of a full batch."""
+        return self.batch_size * self.ranks
+
     def sizes(self, piece: EpochPiece) -> list[int]:
         """Sizes of the batches of a piece, in order."""
         return self.cut(piece)[1]
@@ -50,25 +55,24 @@ class Share:
             if piece.first in ends:
                 before = ends.index(piece.first)
                 return before, sizes[before:]
-        return -(-piece.first // (self.batch_size * self.ranks)), self._full(piece.length(self.num_samples))
+        return -(-piece.first // self.full), self._anew(piece.length(self.num_samples))
 
     def _whole(self, piece: EpochPiece) -> list[int]:
         samples = replace(piece, first=0).length(self.num_samples)
         if not self.even or piece.ranks == piece.count:  # alone it has torch's batches
-            return self._full(samples)
+            return self._anew(samples)
         least, largest = self.num_samples // piece.count, -(-self.num_samples // piece.count)  # of a rank
         if self.drop_last:
-            return [self.batch_size * self.ranks] * (least // self.batch_size)
+            return [self.full] * (least // self.batch_size)
         # A batch may be one over b where b does not divide: the alternative is an empty batch elsewhere.
         return _spread(samples, max(min(-(-largest // self.batch_size), least), 1))
 
-    def _full(self, samples: int) -> list[int]:
-        size = self.batch_size * self.ranks
-        full, rest = divmod(samples, size)
+    def _anew(self, samples: int) -> list[int]:
+        full, rest = divmod(samples, self.full)
         if self.drop_last or not rest:
-            return [size] * full
+            return [self.full] * full
         if rest >= self.ranks:
-            return [size] * full + [rest]
+            return [self.full] * full + [rest]
         if samples < self.ranks:
             return []
         return _spread(samples, min(full + 1, samples // self.ranks))  # else a rank had none of the last
@@ -84,6 +88,7 @@ class ShareSampler(Sampler[list[int]]):
 
     Attributes:
         sizes: of the worker's batches of the piece, in order.
+        before: batches of its share that come before the piece.
     """
 
     def __init__(
@@ -104,12 +109,16 @@ class ShareSampler(Sampler[list[int]]):
         self._seed = seed
         self.begin(piece)
 
-    def begin(self, piece: EpochPiece) -> int:
-        """Sets what the next iteration gives, and says how many batches of the share come before."""
+    def begin(self, piece: EpochPiece) -> None:
+        """Sets what the next iteration gives."""
         self._epoch = piece.epoch
         self._start = piece.bounds(self._share.num_samples)[0] + piece.first
-        before, self.sizes = self._share.cut(piece)
-        return before
+        self.before, self.sizes = self._share.cut(piece)
+
+    @property
+    def length(self) -> int:
+        """Batches of the share up to the end of the piece."""
+        return self.before + len(self.sizes)
 
     def samples(self, piece: EpochPiece, batches: int) -> int:
         """Of the first batches of the share of a piece."""

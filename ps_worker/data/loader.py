@@ -187,7 +187,6 @@ class Loader:
         }
         whole = whole_share(rank, num_workers, ranks)
         self._share: ShareSampler | StreamBatches
-        self._length: int | None = None
         if isinstance(dataset, IterableDataset):
             stream = StreamShare(
                 batch_size=batch_size,
@@ -195,9 +194,13 @@ class Loader:
                 drop_last=drop_last,
                 ranks=ranks.size,
             )
-            self._length = None if num_samples is None else stream.count(whole, num_samples)
             self._share = StreamBatches(
-                dataset, stream, whole, rank=ranks.rank, shared=bool(options.get("num_workers"))
+                dataset,
+                stream,
+                whole,
+                num_samples=num_samples,
+                rank=ranks.rank,
+                shared=bool(options.get("num_workers")),
             )
             collate = SizedCollate(self.collate_fn)
             self._loader: DataLoader[Any] = DataLoader(
@@ -220,8 +223,12 @@ class Loader:
                 on_read=self._reads if self._reads_here else None,
                 rank=ranks.rank,
             )
-            self._length = len(self._share.sizes)
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
+        self._length = self._most = self._share.length
+        if ranks.together:  # others may be no groups: then this worker has more batches
+            smaller = EpochPiece(epoch=0, place=0, ranks=ranks.size, count=num_workers - 1 + ranks.size)
+            self._share.begin(smaller)
+            self._most = self._share.length
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch, for schedulers; those of an ended job are never handed out.
@@ -274,7 +281,7 @@ class Loader:
             self._under_way = start.epoch
             piece, quietly = yield from self._find_piece(start, mine, begins=begins)
             if piece is not None and not self._moved:
-                self._own = self._is_own(piece, start)
+                self._own = piece.own and piece.epoch == start.epoch
                 begins = False
                 yield from self._hand_out(start.epoch, piece, mine, quietly=quietly)
             if self._moved:  # to where the script's loop is, or this iteration ends and the loop goes there
@@ -304,7 +311,7 @@ class Loader:
         piece = None
         while asks and self._now is not None and not self._moved:
             piece = self._dealer.deal(start.epoch, begins=begins)
-            if piece is not None and begins and self._is_own(piece, start):
+            if piece is not None and begins and not piece.left_over:
                 piece = self._skip(piece, start)
             behind = self._dealer.behind > 0  # who was evicted while it asked, too
             quietly |= behind
@@ -314,14 +321,13 @@ class Loader:
             asks = here and piece is None  # others may have left something meanwhile
         return piece, quietly
 
-    def _is_own(self, piece: EpochPiece, start: Position) -> bool:
-        return piece.own and piece.epoch == start.epoch
-
     def _skip(self, piece: EpochPiece, start: Position) -> EpochPiece:
         """This worker's share, without what was used before the job."""
         first = start.offset or self._share.samples(piece, start.batches)
         if first <= piece.first:
             return piece
+        if isinstance(self._share, StreamBatches) and not start.offset:
+            self._share.pass_over(start.batches)
         self._dealer.skip(first)
         return replace(piece, first=first)
 
@@ -374,9 +380,9 @@ class Loader:
 
         `quietly`: the script's iteration had begun before, so that no generator is drawn from once more.
         """
-        before = self._begin(epoch, piece)
-        if self._own and isinstance(self._share, ShareSampler):
-            self._length = before + len(self._share)
+        self._begin(epoch, piece)
+        if self._own:
+            self._length = self._share.length
         self._replays = False
         self._listener.begin_iterator()
         drawn = torch.get_rng_state() if quietly else None
@@ -396,13 +402,12 @@ class Loader:
             self._count(size)
             yield batch
 
-    def _begin(self, epoch: int, piece: EpochPiece) -> int:
-        """Sets what torch's loader gives next; how many batches of the share come before it."""
+    def _begin(self, epoch: int, piece: EpochPiece) -> None:
+        """Sets what torch's loader gives next."""
         if self._num_samples is not None:  # of a stream this is known at its end
             check_length(self._num_samples, piece.count, self._whose)
-        before = self._share.begin(piece)
-        self._now = Position(epoch=epoch, offset=piece.first, batches=before, share=piece)
-        return before
+        self._share.begin(piece)
+        self._now = Position(epoch=epoch, offset=piece.first, batches=self._share.before, share=piece)
 
     def _count(self, samples: int) -> None:
         """A batch is handed out."""
@@ -448,13 +453,16 @@ class Loader:
         """After the last batch that it has handed out; inside `hand_out`, before the one that follows.
 
         Setting it moves an iteration that is under way, too: inside its epoch it goes on from there, to
-        another epoch it ends. The offset counts in this worker's share of that epoch, as it is dealt then.
+        another epoch it ends. The offset counts in this worker's share of that epoch, as it is dealt then;
+        what it had of others' shares is not its own there.
         """
         return self._now or self._next
 
     @position.setter
     def position(self, position: Position) -> None:
-        self._next, self._now = replace(position, share=None), None
+        share = position.share
+        own = share is None or (share.own and share.epoch == position.epoch)
+        self._next, self._now = replace(position, share=None) if own else Position(epoch=position.epoch), None
         self._moved = True
 
     def state_dict(self) -> LoaderState:
@@ -472,7 +480,7 @@ class Loader:
         """Makes the next iteration go on after the last batch before `state_dict()`, in the same order.
 
         Samples before it are not read again, but by an iterable dataset, which has to pass over them. Under
-        BSP the state of any worker serves all; otherwise each needs its own.
+        BSP the state of any worker of as many ranks serves all of these; otherwise each needs its own.
 
         Args:
             state: of a loader that was made with the same arguments over a dataset of the same length.
@@ -492,6 +500,6 @@ class Loader:
         epoch, batches = state["epoch"], state["batches"]
         if not (isinstance(epoch, int) and isinstance(batches, int) and epoch >= 0 and batches >= 0):
             raise UsageError(f"a loader cannot be at epoch {epoch}, batch {batches}")
-        if self._length is not None and batches > self._length:
-            raise UsageError(f"the state is {batches} batches into an epoch of {self._length}")
+        if self._most is not None and batches > self._most:
+            raise UsageError(f"the state is {batches} batches into an epoch of {self._most}")
         self._next, self._now = Position(epoch=epoch, batches=batches), None

@@ -88,16 +88,25 @@ class StreamShare:
                 yield batch
 
     def count(self, piece: EpochPiece, num_samples: int) -> int:
-        """How many batches a share of this worker has of a stream of this length."""
-        if self.even:
+        """How many batches a share has, up to the end of a piece, of a stream of this length."""
+        if self.even and piece.ranks == self.ranks and piece.first % self.full == 0:
             blocks, rest = divmod(num_samples, piece.count * self.batch_size)
             return blocks + (rest >= piece.count and not self.drop_last)
-        full, rest = divmod(replace(piece, first=0).length(num_samples), self.full)
-        return full + (rest >= self.ranks and not self.drop_last)
+        full, rest = divmod(piece.length(num_samples), self.full)
+        return self.before(piece) + full + (rest >= self.ranks and not self.drop_last)
+
+    def before(self, piece: EpochPiece) -> int:
+        """Batches of its share that come before a piece."""
+        return -(-piece.first // self.full)
 
 
 class StreamBatches(IterableDataset[RankPart]):
-    """Parts of one rank in batches of its worker, in whichever process reads them."""
+    """Parts of one rank in batches of its worker, in whichever process reads them.
+
+    Attributes:
+        before: batches of its share that come before the piece.
+        length: batches of the share up to the end of the piece; None: not known.
+    """
 
     def __init__(
         self,
@@ -105,39 +114,51 @@ class StreamBatches(IterableDataset[RankPart]):
         share: StreamShare,
         piece: EpochPiece,
         *,
+        num_samples: int | None,
         rank: int = 0,
         shared: bool,
     ) -> None:
         """Takes over `dataset`; the piece to begin with; `shared` where other processes read it."""
         self._rank = rank
+        self._num_samples = num_samples
+        self._passed = 0  # batches that the next piece does not give
         self._dataset = dataset
         self._share = share
         self._process: tuple[int, int] | None = None
-        self._piece = torch.zeros(5, dtype=torch.int64, device="cpu")
+        self._piece = torch.zeros(6, dtype=torch.int64, device="cpu")
         if shared:  # seen by processes that live on from epoch to epoch
             self._piece.share_memory_()  # type: ignore[no-untyped-call]
         self.begin(piece)
 
-    def begin(self, piece: EpochPiece) -> int:
-        """See `ShareSampler.begin`."""
-        for index, value in enumerate((piece.epoch, piece.place, piece.ranks, piece.count, piece.first)):
-            self._piece[index] = value
-        return -(-piece.first // self._share.full)
+    def begin(self, piece: EpochPiece) -> None:
+        """Sets what the next iteration gives."""
+        passed, self._passed = self._passed, 0
+        self.before = passed or self._share.before(piece)
+        known = self._num_samples
+        self.length = None if known is None else self._share.count(piece, known)
+        numbers = piece.epoch, piece.place, piece.ranks, piece.count, 0 if passed else piece.first, passed
+        for index, number in enumerate(numbers):
+            self._piece[index] = number
 
     def samples(self, piece: EpochPiece, batches: int) -> int:
-        """See `ShareSampler.samples`; as if the last were full."""
-        del piece
-        return batches * self._share.full
+        """Of the first batches of the share of a piece, as if all were full; see `pass_over`."""
+        samples = batches * self._share.full
+        known = self._num_samples
+        return samples if known is None else min(samples, replace(piece, first=0).length(known))
+
+    def pass_over(self, batches: int) -> None:
+        """The next piece begins behind so many batches of its share, however large the last of them is."""
+        self._passed = batches
 
     def __iter__(self) -> Iterator[RankPart]:
-        epoch, place, ranks, count, first = self._piece.tolist()
+        epoch, place, ranks, count, first, passed = self._piece.tolist()
         process, num_processes = self._find_process()
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
         piece = EpochPiece(epoch=epoch, place=place, ranks=ranks, count=count, first=first)
         for number, batch in enumerate(self._share.batches(piece, self._dataset)):
-            if number % num_processes == process:
+            if number >= passed and (number - passed) % num_processes == process:
                 yield RankPart(len(batch), batch[self._rank :: self._share.ranks])
 
     def _find_process(self) -> tuple[int, int]:

@@ -323,7 +323,7 @@ class JobLink:
                 if self._listener.announce() or not self._listener.arrived():
                     return pb.ShareReply()  # the script's loop goes back first
                 for mark in (request.mark, request.rest):  # of the incarnation that is gone
-                    mark.samples = 0
+                    mark.samples = mark.pace = 0
 
     def use(self, request: pb.UseRequest) -> None:
         """How far this worker has come in it; see `share` for errors.

@@ -101,7 +101,7 @@ class EpochBook:
             begins = True  # it comes again to a job of which all were gone before its first step
         own = begins and dealt.owners.get(worker) == incarnation
         if own and worker in dealt.begun:
-            return dealt.piece(epoch, worker, 0)
+            return dealt.piece(epoch, worker, 0, own=True, left_over=False)
         first = dealt.starts.get(worker, 0)
         if own and not dealt.fits(worker, first, ranks):  # its group was smaller at the cut
             dealt.give_up([worker], NOBODY, left_over=True)
@@ -111,15 +111,14 @@ class EpochBook:
             return self._left_over(loader, epoch, worker, who, sharing, mark, inside=not begins)
         dealt.begin(worker)
         self._adopt(loader, worker, incarnation, mark, PieceUsage(epoch=epoch, share=worker, first=first))
-        return dealt.piece(epoch, worker, first)
+        return dealt.piece(epoch, worker, first, own=True, left_over=False)
 
     def skip(self, loader: int, worker: int, incarnation: int, first: int) -> None:
         """A worker has just begun with its share, and used what comes before `first` before the job."""
         for piece in self._of(loader, worker, incarnation)[-1:]:
             epoch = self._epochs.get((loader, piece.epoch))
-            if piece.open and first > piece.first and epoch is not None:
-                epoch.count(first - piece.first, handed_on=0)
-                piece.skip(first)
+            if piece.open and not piece.left_over and not piece.used() and epoch is not None:
+                epoch.count(piece.skip(epoch.within(piece.share, first)), handed_on=0)
 
     def _begin(self, loader: int, epoch: int, sharing: Mapping[int, Sharer], samples: int) -> DealtEpoch:
         places = sum(len(known.owners) for known in self._epochs.values()) + len(sharing)
@@ -166,7 +165,7 @@ class EpochBook:
                 share, first = left
                 piece = PieceUsage(epoch=number, share=share, first=first, left_over=True)
                 self._adopt(loader, worker, who.incarnation, mark, piece)
-                return dealt.piece(number, share, first, own=share == worker)
+                return dealt.piece(number, share, first, own=share == worker, left_over=True)
         return None
 
     def trains(self, loader: int) -> bool:

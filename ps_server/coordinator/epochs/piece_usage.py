@@ -52,9 +52,11 @@ class PieceUsage:
         self.marks.append(mark)
         del self.marks[:-KEPT_MARKS]
 
-    def skip(self, first: int) -> None:
-        """The worker has handed out nothing of it, and begins with this sample of the share."""
-        self.first = max(self.first, first)
+    def skip(self, first: int) -> int:
+        """The worker begins with this sample of the share, if that is further on; by how many samples."""
+        skipped = max(first - self.first, 0)
+        self.first += skipped
+        return skipped
 
     def close(self, mark: PieceMark, rest: PieceMark) -> None:
         """The worker takes no more of it; `rest` is how far it comes with the step that follows `mark`."""

@@ -150,7 +150,7 @@ class Job:
     def sharing(self, ranks: int = 1) -> dict[int, Sharer]:
         """Who shares what begins now: those here, and those whom a job that starts with all still awaits.
 
-        One that has never come is taken to have as many `ranks` as who asks.
+        One that has never come is taken to have so many `ranks`.
         """
         members = self.roster.members
         here = {it.worker: Sharer(it.incarnation, it.ranks) for it in self.roster.here()}
@@ -158,8 +158,8 @@ class Job:
             return here
         awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}
         joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
-        size = {n: members[n].ranks if n in members else ranks for n in awaited | joining}
-        return {n: Sharer(ANY, size[n]) for n in size} | here
+        known = {n: members[n].ranks for n in awaited | joining if n in members}
+        return {n: Sharer(ANY, known.get(n) or ranks) for n in awaited | joining} | here
 
     def over(self, worker: int, incarnation: int) -> Evicted | None:
         """Why an incarnation takes no more steps, and its process comes as another; None: it does."""

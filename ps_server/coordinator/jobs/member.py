@@ -48,7 +48,7 @@ class Member:
         num_tables: that it has made since it came, or was told to come back.
         late: it came when the job had weights: it enters each table in two rounds, at a step that all name.
         lease_s: it is evicted when it has been silent for so long; 0: never.
-        ranks: processes that share out its batches.
+        ranks: processes that share out its batches; 0: it has not said so yet.
         steps: that it has taken, as it says when it goes.
         taken: table -> steps whose pushes have left, as its heartbeats say. Not handed on: they say it again.
         enters: by table, the first step that a late one may enter at. Not handed on: who was about to enter
@@ -64,7 +64,7 @@ class Member:
     num_tables: int = 0
     late: bool = False
     lease_s: float = 0.0
-    ranks: int = 1
+    ranks: int = 0
     steps: int = 0
     taken: Mapping[int, int] = field(default_factory=dict)
     enters: Mapping[int, int] = field(default_factory=dict)

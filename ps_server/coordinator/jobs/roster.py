@@ -72,7 +72,7 @@ class Roster:
         reader: bool,
         late: bool = False,
         lease_s: float = 0.0,
-        ranks: int = 1,
+        ranks: int = 0,
         state: MemberState = MemberState.JOINING,
     ) -> Member:
         """A new incarnation under a number that is free."""

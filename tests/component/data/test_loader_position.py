@@ -227,14 +227,15 @@ def test_from_every_position_an_iteration_that_is_under_way_goes_on_there(sample
     assert epoch_of(moved) == batches[len(batches) // 2 + 1 :]
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["of another", "its own"])
 @pytest.mark.parametrize("samples", KINDS)
-def test_a_position_is_of_ones_own_share_and_what_another_has_left_over_comes_whole(samples: Any):
-    """One that comes late has no share of the epoch in which its state is."""
+def test_a_position_is_none_in_what_was_left_over(samples: Any, own: bool):
+    """One that comes late has no share of the epoch; of its own rest the job knows what is used."""
 
     class Late(Alone):
         def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
             found = super().deal(epoch, begins=begins)
-            return None if found is None else replace(found, own=False)
+            return None if found is None else replace(found, own=own, left_over=True)
 
         def skip(self, first: int) -> None:
             raise AssertionError(first)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ps_server.coordinator.epochs.epoch import DealtEpoch
 from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, Sharer
 from ps_server.coordinator.epochs.piece_usage import PieceUsage
 from ps_wire.snapshot.json_fields import MAX_SAMPLES, Field
@@ -23,11 +24,11 @@ class Book(EpochBook):
     """A book that is told of sharers by worker -> incarnation, as of one rank each."""
 
     def ask(self, *given: Any, **more: Any) -> EpochPiece | None:
-        """Gives pieces without the word on whose share they are of."""
+        """Gives pieces without the words on whose share they are of, and who had them."""
         *asked, sharing = given
         sharers = {worker: it if isinstance(it, Sharer) else Sharer(it) for worker, it in sharing.items()}
         found = super().ask(*asked, sharers, **more)
-        return None if found is None else replace(found, own=True)
+        return None if found is None else replace(found, own=True, left_over=False)
 
 
 def piece(epoch: int, place: int, count: int = 2, first: int = 0) -> EpochPiece:
@@ -487,7 +488,10 @@ def test_what_a_worker_leaves_over_is_what_the_shards_had_not_committed():
     members[2].steps = 6
     desk.leave(members[2])
     found = [shares.ask(0, 0, 0, 1, {}, begins=False, mark=at(10 * n, 10)) for n in (1, 2, 3)]
-    expected = [replace(piece(0, place, 3, first=first), own=False) for place, first in ((1, 4), (2, 6))]
+    expected = [
+        replace(piece(0, place, 3, first=first), own=False, left_over=True)
+        for place, first in ((1, 4), (2, 6))
+    ]
     assert found == [*expected, None]
 
 
@@ -525,18 +529,18 @@ def test_a_group_leaves_a_rest_in_which_a_rank_would_have_no_sample_to_smaller_o
     assert found == EpochPiece(epoch=0, place=4, count=6, first=4)
 
 
-def test_a_piece_says_whose_share_it_is_of():
+def test_a_piece_says_whose_share_it_is_of_and_whether_somebody_had_it_before():
     """A position in one's own share is none in what another one has left over."""
-    shares = begun()
+    shares, whose = EpochBook(), {0: Sharer(1), 1: Sharer(1)}
+    found = [shares.ask(0, 0, worker, 1, whose, mark=at(0, 0)) for worker in whose]
+    for worker in whose:
+        shares.mark(0, worker, 1, at(1, 1))
     shares.gone(1, 1, 4)
-    whose = {0: Sharer(1), 1: Sharer(2)}
-    own = EpochBook.ask(shares, 0, 0, 1, 2, whose)
-    assert own is not None
-    assert own.own
+    found.append(shares.ask(0, 0, 1, 2, whose))
     shares.gone(1, 2, 4)
-    other = EpochBook.ask(shares, 0, 0, 0, 1, whose, begins=False, mark=at(10, 10))
-    assert other is not None
-    assert not other.own
+    found.append(shares.ask(0, 0, 0, 1, whose, begins=False, mark=at(10, 10)))
+    told = [(it.place, it.own, it.left_over) for it in found if it is not None]
+    assert told == [(0, True, False), (1, True, False), (1, True, True), (1, False, True)]
 
 
 def test_samples_that_were_used_before_the_job_are_used_and_left_over_to_nobody():
@@ -561,3 +565,52 @@ def test_a_share_that_is_begun_again_is_skipped_in_without_a_word():
     before = shares.dump()
     shares.skip(0, 0, 1, 30)
     assert shares.dump() == before
+
+
+def test_nothing_is_skipped_in_what_was_left_over_nor_behind_steps_nor_beyond_a_share():
+    """The book knows what is used of it; a number that cannot be is none."""
+    shares = begun()
+    before = shares.dump()
+    shares.skip(0, 0, 1, 30)
+    shares.gone(1, 1, 4)
+    shares.ask(0, 0, 1, 2, TWO)
+    after = shares.dump()
+    shares.skip(0, 1, 2, 90)
+    assert shares.dump() == after
+    assert after["dealt"][0] == before["dealt"][0]
+    fresh = Book()
+    fresh.ask(0, 0, 0, 1, TWO, samples=200)
+    fresh.skip(0, 0, 1, MAX_SAMPLES)
+    assert [piece["first"] for piece in fresh.dump()["dealt"][0][3]] == [100]
+
+
+def test_what_a_worker_says_that_it_used_ends_with_its_share():
+    """Else its rest could not be told to anybody; of a stream without a length it ends where numbers do."""
+    for samples, end in ((200, 100), (0, MAX_SAMPLES)):
+        shares = Book()
+        for worker in TWO:
+            shares.ask(0, 0, worker, 1, TWO, samples=samples)
+            shares.mark(0, worker, 1, PieceMark(step=1, samples=MAX_SAMPLES, pace=MAX_SAMPLES))
+        shares.gone(1, 1, 1 << 40)
+        found = shares.ask(0, 0, 0, 1, TWO, begins=False)
+        assert found == EpochPiece(epoch=0, place=1, count=2, first=end)
+
+
+def test_rests_that_are_too_small_are_looked_at_once_for_each_size():
+    """262,144 may be left over, and a job may ask as often as it likes."""
+    looked = []
+
+    class Looking(DealtEpoch):
+        def fits(self, share: int, first: int, ranks: int) -> bool:
+            looked.append(share)
+            return super().fits(share, first, ranks)
+
+    epoch = Looking({0: 1, 1: 1}, {0: 1, 1: 1}, samples=20)
+    for _ in range(50):
+        epoch.leave_over(1, 9)
+    for ranks in (2, 2, 4, 3):
+        assert epoch.pop_left(0, ranks, own=False) is None
+    assert len(looked) == 50
+    epoch.leave_over(1, 8)
+    assert epoch.pop_left(0, 2, own=False) == (1, 8)
+    assert epoch.pop_left(0, 1, own=False) == (1, 9)

@@ -21,6 +21,7 @@ from ps_wire.spec.epochs import EpochPiece
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.epoch_dealer import EpochDealer
 from ps_worker.data.loader import whole_share
+from ps_worker.data.position import Position
 from tests.component.loaders import Counting, Stream, made
 
 WORKERS, EPOCHS, SEEDS = 4, 3, 120
@@ -75,7 +76,15 @@ class Told(EpochDealer):
 class Member:
     """One incarnation of a worker, with the loaders of its ranks."""
 
-    def __init__(self, world: World, number: int, incarnation: int, ranks: int, batch_size: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        incarnation: int,
+        ranks: int,
+        batch_size: int,
+        at: Position | None = None,
+    ) -> None:
         self.number, self.incarnation, self.ranks = number, incarnation, ranks
         self.batch_size = batch_size
         self.step = self.committed = world.clocks[number]
@@ -97,6 +106,11 @@ class Member:
             for rank in range(ranks)
         ]
         self.epoch = world.newest
+        if at is not None:
+            self.epoch = at.epoch
+            for loader in self._loaders:
+                loader.position = at
+        self.positions = {self.step: self._loaders[0].position}
         self._batches = self._drawn()
 
     def steps_behind(self) -> int:
@@ -116,14 +130,17 @@ class Member:
         return pb.ShareReply(piece=None if found is None else piece_to_proto(found))
 
     def use(self, request: pb.UseRequest) -> None:
-        self._world.book.mark(0, self.number, self.incarnation, mark_from_proto(request.mark))
+        if request.HasField("mark"):
+            self._world.book.mark(0, self.number, self.incarnation, mark_from_proto(request.mark))
+        else:
+            self._world.book.skip(0, self.number, self.incarnation, request.skipped)
 
     def _drawn(self) -> Iterator[tuple[int, list[int]]]:
         """Epoch and samples of each batch, of all ranks together."""
         while self.epoch < EPOCHS:
             self._world.newest = max(self._world.newest, self.epoch)
             for loader in self._loaders:
-                loader.epoch = self.epoch
+                loader.set_epoch(self.epoch)
             for parts in zip(*self._loaders, strict=True):
                 assert all(len(part) for part in parts), "a rank has no sample"
                 piece = self._dealer.said[-1]
@@ -139,6 +156,7 @@ class Member:
             return
         self.step += 1
         self._dealer.take_step(self.step)
+        self.positions[self.step] = self._loaders[0].position
         used[self.number, self.incarnation, self.step] = found
 
 
@@ -175,12 +193,12 @@ class World:
         here = {n: Sharer(it.incarnation, it.ranks) for n, it in self.here.items() if not it.over}
         return {n: Sharer(ANY, 2) for n in self.awaited} | here
 
-    def come(self, number: int, ranks: int | None = None) -> None:
+    def come(self, number: int, ranks: int | None = None, at: Position | None = None) -> None:
         self._incarnations += 1
         batch_size = self._batch_size if self.even else self.draw.randint(1, MOST)
         size = ranks or self.draw.choice((1, 1, 2, 3, 4))
         self.awaited.discard(number)
-        self.here[number] = Member(self, number, self._incarnations, size, batch_size)
+        self.here[number] = Member(self, number, self._incarnations, size, batch_size, at)
 
     def go(self, number: int, *, leaves: bool) -> None:
         """It leaves with all its steps, or is evicted with those that were committed."""
@@ -194,10 +212,11 @@ class World:
             self.book.suspend()
 
     def go_back(self) -> None:
-        """To a cut of now; some come again, with other sizes, and the others never do."""
+        """To a cut of now; some come again where they were, with other sizes, and the others never do."""
         for member in self.here.values():
             member.committed = max(member.committed, member.step - self.draw.randint(0, 1))
         clocks = {n: it.committed for n, it in self.here.items()}
+        positions = {n: it.positions[it.committed] for n, it in self.here.items()}
         kept = {
             key: found
             for key, found in deepcopy(self.used).items()
@@ -213,7 +232,7 @@ class World:
         self.awaited = set(known)
         comes = self.draw.sample(known, self.draw.randint(0, len(known)))
         for number in comes:
-            self.come(number)
+            self.come(number, at=positions[number])
         self.book.never_came(self.awaited)
         self.awaited.clear()
 
