@@ -428,7 +428,7 @@ class Worker:
         older than the job gets the batches of these steps once more, and what it makes of them is not pushed.
         Under BSP several workers get equally many batches in their shares; those of a map-style dataset
         differ in size by at most one, so 500 samples with `batch_size=64` are four batches of 63 and 62 for
-        each of two workers. A group of ranks has as many shares as ranks (`docs/groups.md`). One that has an
+        each of two workers. A group's share is that of its ranks together (`docs/groups.md`). One that has an
         epoch alone gets torch's batches. An iterable dataset is read whole by every worker, and by every
         process of its DataLoader: it must give the same stream everywhere, and is not to deal itself. If it
         has `set_epoch(epoch)`, that is called before each epoch. Its batches are full but for the last (under
@@ -441,7 +441,7 @@ class Worker:
 
         Args:
             dataset: with a length and an index (map-style), or a `torch.utils.data.IterableDataset`.
-            batch_size: per worker.
+            batch_size: per worker; of a group, per rank.
             shuffle: another order each epoch, the same on all workers. Default: for map-style datasets;
                 an iterable one shuffles inside.
             seed: of that order; must be the same on all workers.
@@ -449,8 +449,8 @@ class Worker:
             options: of `torch.utils.data.DataLoader`: `collate_fn`, `num_workers`, `pin_memory`...
 
         Raises:
-            UsageError: the dataset has fewer samples than the job workers (of an iterable dataset without a
-                length this is known, and raised, when it ends), or an option makes no sense.
+            UsageError: the dataset has fewer samples than the job workers, or ranks (of an iterable dataset
+                without a length this is known, and raised, when it ends), or an option makes no sense.
             JobMismatch: when it is iterated; see above.
         """
         return self._make_loader(

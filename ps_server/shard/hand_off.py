@@ -41,8 +41,7 @@ from ps_wire.frames.messages import table_from_proto, table_to_proto
 from ps_wire.snapshot.writing import sync_folder, write_durably
 from ps_wire.v1 import spec_pb2
 
-FORMAT = 4
-READ = (3, FORMAT)  # 3 had the same facts, and another form of file
+FORMAT = 5
 TRIAL_BYTES = 4096
 FULL = (errno.ENOSPC, errno.EDQUOT)
 JOB, MORE = "job", "more/"  # tensors' names begin with it: of a job, of what is passed through
@@ -202,14 +201,14 @@ def _which(path: Path) -> _File:
 
 def _take(file: HandOffFile, shard: Shard) -> Inherited:
     facts: Facts = file.facts
-    fits = facts["format"] in READ and (facts["shard"], facts["num_shards"]) == (
+    fits = facts["format"] == FORMAT and (facts["shard"], facts["num_shards"]) == (
         shard.index,
         shard.num_shards,
     )
     if not fits:
         raise SnapshotCorrupt(
             f"it is of shard {facts['shard']}/{facts['num_shards']} in format {facts['format']}; this is "
-            f"shard {shard.index}/{shard.num_shards}, which reads formats {', '.join(map(str, READ))}"
+            f"shard {shard.index}/{shard.num_shards}, which reads format {FORMAT}"
         )
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name in file:

@@ -25,7 +25,6 @@ from ps_wire.snapshot.tensors import ALIGNMENT, DTYPES, TensorFile, encode_heade
 
 INDEX, DATA = "index", "data"
 BYTES = DTYPES[torch.uint8]
-FORMAT_3 = "hand-off"  # where facts were: a text beside tensors that the header named
 KINDS = {text: dtype for dtype, text in DTYPES.items()}
 
 
@@ -62,19 +61,15 @@ class HandOffFile(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens it; also one of format 3, whose header has all names and facts.
+        """Opens it.
 
         Raises:
             SnapshotCorrupt: it is no safetensors file.
             Exception: it is none of ours.
         """
         file = TensorFile(path, str(path))
-        self._tensors: Mapping[str, torch.Tensor] = file
-        if FORMAT_3 in file.facts:
-            self.facts: dict[str, Any] = json.loads(file.facts[FORMAT_3])
-            return
         index = json.loads(bytes(bytes_of(file[INDEX])))
-        self.facts = index["facts"]
+        self.facts: dict[str, Any] = index["facts"]
         self._tensors = _Packed(file[DATA], index["tensors"])
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -98,7 +98,7 @@ class Loader:
 
     Attributes:
         dataset: what it draws from.
-        batch_size: samples of this worker's batches.
+        batch_size: samples of this process's batches.
         drop_last: full batches only.
         num_workers: processes that read, as in a `DataLoader` of torch.
         collate_fn: makes a batch of samples.
@@ -125,7 +125,7 @@ class Loader:
 
         Args:
             dataset: with a length and an index, or iterable.
-            batch_size: per worker.
+            batch_size: per rank.
             shuffle: another order each epoch; None is for map-style datasets.
             seed: of that order.
             drop_last: full batches only.

@@ -11,6 +11,7 @@ import torch
 
 from ps_wire.errors import UsageError
 from ps_wire.spec.epochs import EpochPiece
+from ps_wire.text import parse_json
 
 POSITIONS = "@positions"
 
@@ -119,16 +120,18 @@ class Positions:
         """
         if POSITIONS not in packed:
             return None
-        numbers = json.loads(bytes(packed[POSITIONS].tolist()))
-        loaders = tuple(Position.from_numbers(loader) for loader in numbers["loaders"])
-        return cls(
-            epoch=numbers["epoch"],
-            loaders=loaders,
-            worker=numbers.get("worker", -1),  # a snapshot of an older release has only the first two
-            steps=dict(numbers.get("steps", ())),
-            clocks=dict(numbers.get("clocks", ())),
-            inside=numbers.get("inside", True),
-            calls=numbers.get("calls", 0),
-            ends=tuple(numbers.get("ends", ())),
-            between=numbers.get("between", False),
-        )
+        try:
+            numbers = parse_json(bytes(packed[POSITIONS].tolist()))
+            return cls(
+                epoch=numbers["epoch"],
+                loaders=tuple(Position.from_numbers(loader) for loader in numbers["loaders"]),
+                worker=numbers["worker"],
+                steps=dict(numbers["steps"]),
+                clocks=dict(numbers["clocks"]),
+                inside=numbers["inside"],
+                calls=numbers["calls"],
+                ends=tuple(numbers["ends"]),
+                between=numbers["between"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"this is no position of a script: {error}") from None

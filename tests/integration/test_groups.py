@@ -554,15 +554,11 @@ from ps_wire.errors import GradientChanged, UsageError
 with ps.connect() as worker:
     model = torch.nn.Linear(2, 2)
     made = lambda: torch.optim.SGD(model.parameters(), lr=0.1)
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
     calls = {
         "table": lambda: worker.table({"a": torch.zeros(3)}, optimizer=ps.SGD(lr=1.0)),
         "all_reduce": lambda: worker.all_reduce(1.0),
         "broadcast": lambda: worker.broadcast(1.0),
         "barrier": lambda: worker.barrier(),
-        "stream": lambda: worker.loader(Stream()),
     }
     for name, call in calls.items():
         try:
@@ -628,7 +624,7 @@ def test_what_is_not_built_for_groups_is_refused_by_name_and_the_group_goes_on(
     ranks = start_groups(spawn, cluster, str(script), groups=1, consistency="asp")[0]
 
     assert [rank.wait_end() for rank in ranks] == [0, 0], ranks[0].text + ranks[1].text
-    names = ["table", "all_reduce", "broadcast", "barrier", "stream"]
+    names = ["table", "all_reduce", "broadcast", "barrier"]
     said = [[line for line in rank.lines if line.startswith("refused")] for rank in ranks]
     own = ["scaled", "clipped", "unscaled"]
     assert said[0] == [f"refused {name}" for name in [*names, *own]]

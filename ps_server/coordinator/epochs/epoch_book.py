@@ -1,7 +1,7 @@
 """A job's book of epochs: which worker hands out which samples of each loader, and which were used. Pure.
 
 An epoch is dealt when the first worker asks for its part of it. What somebody had and did not use when it
-left, or was evicted, goes whole to whoever next comes to the end of its share of that epoch; where nobody is
+left, or was evicted, goes to whoever next comes to the end of its share of that epoch; where nobody is
 left in it, of a later one. What nobody takes is unused. Of a loader of whose batches no step was ever made,
 such as one to validate on, nothing is left over.
 """

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 import ps_worker as ps
 from ps_wire.errors import UsageError
+from ps_wire.process.ranks import Ranks
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.loader import Loader
 from ps_worker.data.position import Position
@@ -261,3 +262,58 @@ def test_where_a_share_has_begun_further_on_a_position_skips_nothing(samples: An
         loader.load_state_dict({**loader.state_dict(), "batches": 2})
         assert epoch_of(loader) == epoch_of(of(samples, even=False))[2:]
         assert told == expected
+
+
+@pytest.mark.parametrize("samples", KINDS)
+@pytest.mark.parametrize(("epoch", "own", "kept"), [(1, True, 2), (1, False, 0), (0, True, 0)])
+def test_where_one_was_in_anothers_share_is_no_place_in_its_own(
+    samples: Any, epoch: int, own: bool, kept: int
+):
+    """It took steps again in that share, say, and had not begun with its own when its job went back."""
+    whole = of(samples, even=False)
+    expected = [epoch_of(whole) for _ in range(2)][1]
+    share = EpochPiece(epoch=epoch, place=0, count=2, own=own)
+    loader = of(samples, even=False)
+    loader.position = Position(epoch=1, offset=12, batches=2, share=share)
+    assert epoch_of(loader) == expected[kept:]
+
+
+@pytest.mark.parametrize("length", [16, 17, 18, 19, 21])
+def test_the_state_at_the_end_of_a_stream_is_the_end_for_all_workers(length: int):
+    """Its last batch may be smaller than the others, or larger: how many there were, counts."""
+    for rank in range(2):
+        loader = made(Stream(length), rank, 2, batch_size=4)
+        batches = list(itertools.islice(loader, len(epoch_of(made(Stream(length), rank, 2, batch_size=4)))))
+        state = loader.state_dict()
+        assert (state["epoch"], state["batches"]) == (0, len(batches))
+        for other in range(2):
+            resumed = made(Stream(length), other, 2, batch_size=4)
+            resumed.load_state_dict(state)
+            assert epoch_of(resumed) == []
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("samples", [48, Sized(48)], ids=["map-style", "iterable"])
+def test_among_groups_of_other_sizes_the_length_is_what_was_dealt(samples: Any):
+    """Before it is not known: a state further on than the guess is taken."""
+    for place, size in ((0, 1), (1, 3)):
+        piece = EpochPiece(epoch=0, place=place, ranks=size, count=4)
+        ranks = Ranks(rank=0, size=size)
+
+        def loader(piece: EpochPiece = piece, ranks: Ranks = ranks) -> Loader:
+            return made(samples, min(piece.place, 1), 2, batch_size=2, ranks=ranks, dealer=Alone(piece))
+
+        first = loader()
+        states = [first.state_dict() for _ in first]
+        assert [(state["epoch"], state["batches"]) for state in states] == [
+            *((0, n) for n in range(1, 6)),
+            (1, 0),
+        ]
+        assert len(first) == 6
+        resumed = loader()
+        resumed.load_state_dict(states[4])
+        assert len(epoch_of(resumed)) == 1

@@ -13,6 +13,7 @@ from torch import nn
 
 import ps_worker as ps
 from ps_worker.data.index_share import Share, ShareSampler
+from tests.component.loaders import pieces_of
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.service import Cluster, run_workers
@@ -167,8 +168,8 @@ def test_under_a_default_device_what_is_ours_lies_on_the_cpu(consistency: str, m
 
 @pytest.mark.usefixtures("_another_default_device")
 def test_under_a_default_device_the_order_of_samples_is_the_same():
-    share = Share(num_samples=5, num_workers=1, batch_size=2, even=False, drop_last=False)
-    sampler = ShareSampler(share, 0, shuffle=True, seed=3)
+    share = Share(num_samples=5, batch_size=2, even=False, drop_last=False)
+    sampler = ShareSampler(share, *pieces_of([1]), shuffle=True, seed=3)
     order = list(sampler)
     with torch.device("cpu"):
         assert order == list(sampler)

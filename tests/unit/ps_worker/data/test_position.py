@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from ps_worker.data.position import Positions
+from ps_wire.errors import UsageError
+from ps_worker.data.position import POSITIONS, Positions
 
 NOTED = Positions(epoch=2, loaders=(), steps={0: 24}, clocks={0: 26})
 
@@ -33,3 +35,13 @@ def test_where_steps_are_each_workers_own_those_of_the_other_are_taken_again():
     """All that it had taken; where it is gone, those that count."""
     assert NOTED.steps_behind({0: 47}, {}, lockstep=False) == {0: 2}
     assert NOTED.steps_behind({0: 47}, {0: 30}, lockstep=False) == {0: 6}
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[]", b"[" * 999, b'{"loaders": [{"epoch": 1}]}'], ids=range(4))
+def test_what_is_no_position_is_a_named_error(text: bytes):
+    """Another process has written it."""
+    packed = NOTED.pack()
+    assert Positions.unpack(packed) == NOTED
+    packed[POSITIONS] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    with pytest.raises(UsageError, match="this is no position of"):
+        Positions.unpack(packed)
