@@ -233,7 +233,6 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return pb.ShareReply()  # the job was stopped
         samples = share_messages.check_samples(request.samples)
         marks = [share_messages.check_mark(mark) for mark in (request.mark, request.rest)]
-        fewer = samples and runner.job.num_workers * member.ranks > samples
         piece = shares.once(
             loader,
             member.worker,
@@ -244,7 +243,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 share_messages.check_epoch(request.epoch),
                 member.worker,
                 member.incarnation,
-                runner.job.sharing(1 if fewer else member.ranks),
+                runner.job.sharing(member.ranks, samples),
                 ranks=member.ranks,
                 begins=request.begins,
                 samples=samples,

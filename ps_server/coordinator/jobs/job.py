@@ -147,10 +147,11 @@ class Job:
         """Nobody is here and there is no state to keep."""
         return not self.roster.present() and not self.phase.has_state
 
-    def sharing(self, ranks: int = 1) -> dict[int, Sharer]:
+    def sharing(self, ranks: int = 1, samples: int = 0) -> dict[int, Sharer]:
         """Who shares what begins now: those here, and those whom a job that starts with all still awaits.
 
-        One that has never come is taken to have so many `ranks`.
+        One that has never come is taken to have as many `ranks` as who asks, if that many share `samples`; 0:
+        these are not known.
         """
         members = self.roster.members
         here = {it.worker: Sharer(it.incarnation, it.ranks) for it in self.roster.here()}
@@ -159,7 +160,8 @@ class Job:
         awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}
         joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
         known = {n: members[n].ranks for n in awaited | joining if n in members}
-        return {n: Sharer(ANY, known.get(n) or ranks) for n in awaited | joining} | here
+        guess = ranks if not samples or self.num_workers * ranks <= samples else 1
+        return {n: Sharer(ANY, known.get(n) or guess) for n in awaited | joining} | here
 
     def over(self, worker: int, incarnation: int) -> Evicted | None:
         """Why an incarnation takes no more steps, and its process comes as another; None: it does."""

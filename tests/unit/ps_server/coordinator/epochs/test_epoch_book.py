@@ -12,6 +12,7 @@ import pytest
 from ps_server.coordinator.epochs.epoch import DealtEpoch
 from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, Sharer
 from ps_server.coordinator.epochs.piece_usage import PieceUsage
+from ps_server.coordinator.jobs.member import MemberState
 from ps_wire.snapshot.json_fields import MAX_SAMPLES, Field
 from ps_wire.snapshot.saved_epoch import MAX_EPOCHS, MAX_PLACES, SavedEpoch, epochs_from_json
 from ps_wire.spec.epochs import EpochPiece, PieceMark
@@ -502,6 +503,26 @@ def test_shares_are_dealt_to_ranks_and_one_that_never_came_is_taken_to_have_as_m
     desk.held = True  # the shards are away
     desk.join(2, ranks=3)
     assert desk.job.sharing(5) == {0: Sharer(1, 2), 1: Sharer(ANY, 5), 2: Sharer(ANY, 3), 3: Sharer(ANY, 5)}
+
+
+def test_where_samples_are_too_few_for_a_guess_one_that_never_came_is_taken_to_be_alone():
+    """Else a job with enough of them would be refused before all are there."""
+    desk = Desk(4)
+    desk.join(0, ranks=4)
+    assert desk.job.sharing(4, 16)[1] == Sharer(ANY, 4)
+    assert desk.job.sharing(4, 15)[1] == Sharer(ANY, 1)
+    assert desk.job.sharing(4, 0)[1] == Sharer(ANY, 4)
+
+
+def test_the_size_of_one_that_is_known_from_a_snapshot_alone_is_a_guess():
+    """It trained at the cut, and has not come since: nobody has heard how many ranks it has."""
+    desk = Desk(2)
+    desk.job._await(1, 30.0)
+    assert desk.job.roster.members[1].ranks == 0
+    desk.job.roster.members[1].become(MemberState.LOST)
+    desk.job._awaited.add(1)
+    desk.join(0, ranks=2)
+    assert desk.job.sharing(2)[1] == Sharer(ANY, 2)
 
 
 def test_a_share_lies_behind_those_of_all_ranks_before():

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, Sharer
+from ps_server.coordinator.epochs.epoch_book import EpochBook, Sharer
 from ps_wire.frames.messages import mark_from_proto, piece_to_proto
 from ps_wire.process.ranks import Ranks
 from ps_wire.snapshot.json_fields import Field
@@ -180,7 +180,6 @@ class World:
         self.dataset = Sized(self.samples) if self.draw.random() < 0.3 else self.samples
         self.book = EpochBook()
         self.here: dict[int, Member] = {}
-        self.awaited: set[int] = set()
         self.clocks: Counter[int] = Counter()
         self.newest = 0
         self.used: Used = {}
@@ -190,14 +189,12 @@ class World:
         self._incarnations = 0
 
     def sharing(self) -> dict[int, Sharer]:
-        here = {n: Sharer(it.incarnation, it.ranks) for n, it in self.here.items() if not it.over}
-        return {n: Sharer(ANY, 2) for n in self.awaited} | here
+        return {n: Sharer(it.incarnation, it.ranks) for n, it in self.here.items() if not it.over}
 
     def come(self, number: int, ranks: int | None = None, at: Position | None = None) -> None:
         self._incarnations += 1
         batch_size = self._batch_size if self.even else self.draw.randint(1, MOST)
         size = ranks or self.draw.choice((1, 1, 2, 3, 4))
-        self.awaited.discard(number)
         self.here[number] = Member(self, number, self._incarnations, size, batch_size, at)
 
     def go(self, number: int, *, leaves: bool) -> None:
@@ -208,7 +205,7 @@ class World:
         self.clocks[number] = clock
         for key in [key for key in self.used if key[:2] == (number, member.incarnation) and key[2] > clock]:
             del self.used[key]
-        if not self.here and not self.awaited:
+        if not self.here:
             self.book.suspend()
 
     def go_back(self) -> None:
@@ -229,12 +226,10 @@ class World:
         self.clocks.update({n: clocks[n] - self.clocks[n] for n in clocks})
         self.used, known = kept, sorted(clocks)
         self.here.clear()
-        self.awaited = set(known)
         comes = self.draw.sample(known, self.draw.randint(0, len(known)))
         for number in comes:
             self.come(number, at=positions[number])
-        self.book.never_came(self.awaited)
-        self.awaited.clear()
+        self.book.never_came(set(known) - set(comes))
 
     def hand_off(self) -> None:
         successor = EpochBook()
