@@ -311,7 +311,7 @@ class Loader:
         piece = None
         while asks and self._now is not None and not self._moved:
             piece = self._dealer.deal(start.epoch, begins=begins)
-            if piece is not None and begins and not piece.left_over:
+            if piece is not None and begins and start.batches and not piece.left_over:
                 piece = self._skip(piece, start)
             behind = self._dealer.behind > 0  # who was evicted while it asked, too
             quietly |= behind

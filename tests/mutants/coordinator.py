@@ -474,8 +474,8 @@ MUTANTS = (
     Mutant(
         name="skip: a position of a share is one in what was left over",
         file="ps_worker/data/loader.py",
-        text="begins and not piece.left_over:\n",
-        fault="begins:\n",
+        text=" and start.batches and not piece.left_over:\n",
+        fault=" and start.batches:\n",
         tests=("tests/component/data/test_loader_position.py",),
     ),
     Mutant(
