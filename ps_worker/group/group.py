@@ -260,7 +260,7 @@ class Group:
         Returns:
             On the leader, whether all others have left in order; on the others, True.
         """
-        all_left = self._watch.leave()
+        all_left = self._watch.leave(agreed=self.ending.agreed)
         if not self.healthy:
             for wires in (self._wires, self._stage_wires):
                 if wires is not None:

@@ -33,6 +33,7 @@ MOST_S = 0.5  # between two: so long may a rank not know that the group is broke
 BROKEN, LEFT = "broken", "left"
 LATE = 2.0  # periods after the look before, this rank was held up itself
 LEAVE_LIMIT_S = 5.0  # that the leader, which keeps the store, waits for the others to leave
+AGREED_LIMIT_S = 15.0  # the same where all have agreed to: none of them trains on, but one may be held up
 BROKEN_LIMIT_S = 1.5  # the same where the group is broken, and one of them may be dead
 
 
@@ -123,15 +124,18 @@ class Watch:
         found = self._try(lambda: self._store.get(BROKEN) if self._store.check([BROKEN]) else None)
         return found.decode() if isinstance(found, bytes) else None
 
-    def leave(self) -> bool:
+    def leave(self, *, agreed: bool = False) -> bool:
         """This rank leaves; the leader waits for the others for a while, for it keeps the store.
+
+        Args:
+            agreed: all ranks leave now, at one common step.
 
         Returns:
             On the leader, whether all others have left in order; on the others, True.
         """
         if not self._closed.is_set():
             self._closed.set()
-            self._all_left = self._try(self._leave) is True
+            self._all_left = self._try(lambda: self._leave(agreed=agreed)) is True
         return self._all_left
 
     # -- inside ----------------------------------------------------------------------------------------
@@ -148,9 +152,9 @@ class Watch:
         finally:
             self._lock.release()
 
-    def _leave(self) -> bool:
+    def _leave(self, *, agreed: bool) -> bool:
         self._store.set(_alive(self._ranks.rank), LEFT)
-        return not self._ranks.leads or self._wait_left()
+        return not self._ranks.leads or self._wait_left(AGREED_LIMIT_S if agreed else LEAVE_LIMIT_S)
 
     def _run(self) -> None:
         while not self._closed.wait(self._period_s):
@@ -191,8 +195,8 @@ class Watch:
         finally:
             self._asked_s = None
 
-    def _wait_left(self) -> bool:
-        limit_s = LEAVE_LIMIT_S if self._abort.error is None else BROKEN_LIMIT_S
+    def _wait_left(self, limit_s: float) -> bool:
+        limit_s = limit_s if self._abort.error is None else BROKEN_LIMIT_S
         until_s = self._clock() + limit_s
         waited_for = [rank for rank in self._seen if rank not in self._gone]
         pause = threading.Event()

@@ -75,6 +75,13 @@ MUTANTS = (
         tests=(f"{WATCH}::test_a_store_that_is_gone_means_that_the_leader_is_and_is_asked_once",),
     ),
     Mutant(
+        name="groups: the leader waits no longer where all have agreed to leave",
+        file="ps_worker/group/watch.py",
+        text="AGREED_LIMIT_S if agreed else LEAVE_LIMIT_S",
+        fault="LEAVE_LIMIT_S",
+        tests=(WATCH,),
+    ),
+    Mutant(
         name="groups: ranks are silent while the one that looks is held up itself",
         file="ps_worker/group/watch.py",
         text="            seen_s = since_s + late_s if sign == last else now_s\n",
