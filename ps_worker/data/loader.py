@@ -29,10 +29,11 @@ LoaderState: TypeAlias = dict[str, int | bool | None]
 OURS = ("batch_sampler", "sampler", "in_order")
 
 
-def whole_share(worker: int, num_workers: int, ranks: Ranks) -> EpochPiece:
-    """The share of a worker where all have as many ranks."""
+def whole_share(worker: int, num_workers: int, ranks: Ranks, num_samples: int | None) -> EpochPiece:
+    """The share of a worker where all have as many ranks; or the others one, if samples are too few."""
     size = ranks.size
-    return EpochPiece(epoch=0, place=worker * size, ranks=size, count=num_workers * size)
+    others = size if num_samples is None or num_workers * size <= num_samples else 1
+    return EpochPiece(epoch=0, place=worker * others, ranks=size, count=(num_workers - 1) * others + size)
 
 
 class Dealer(Protocol):
@@ -171,6 +172,7 @@ class Loader:
         self._next = Position(epoch=0)  # where the next iteration begins
         self._now: Position | None = None  # in the iteration that is under way, if one is
         self._own = False  # it is still in this worker's share
+        self._passed = 0  # batches of the share that was dealt last which were used before the job
         self._moved = False  # the iteration that is under way goes on elsewhere
         self._replays = False  # it hands out batches that were used
         self._iteration = 0
@@ -185,7 +187,7 @@ class Loader:
             "drop_last": drop_last,
             "even": even,
         }
-        whole = whole_share(rank, num_workers, ranks)
+        whole = whole_share(rank, num_workers, ranks, num_samples)
         self._share: ShareSampler | StreamBatches
         if isinstance(dataset, IterableDataset):
             stream = StreamShare(
@@ -224,11 +226,10 @@ class Loader:
                 rank=ranks.rank,
             )
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
-        self._length = self._most = self._share.length
-        if ranks.together:  # others may be no groups: then this worker has more batches
-            smaller = EpochPiece(epoch=0, place=0, ranks=ranks.size, count=num_workers - 1 + ranks.size)
-            self._share.begin(smaller)
-            self._most = self._share.length
+        self._length = self._share.length
+        alone = whole_share(0, 1, ranks, num_samples)  # who shares an epoch is known when it is dealt
+        self._share.begin(alone)
+        self._most = self._share.length
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch, for schedulers; those of an ended job are never handed out.
@@ -310,6 +311,7 @@ class Loader:
         asks = yield from self._replay(start.epoch, mine)
         piece = None
         while asks and self._now is not None and not self._moved:
+            self._passed = 0
             piece = self._dealer.deal(start.epoch, begins=begins)
             if piece is not None and begins and start.batches and not piece.left_over:
                 piece = self._skip(piece, start)
@@ -326,8 +328,7 @@ class Loader:
         first = start.offset or self._share.samples(piece, start.batches)
         if first <= piece.first:
             return piece
-        if isinstance(self._share, StreamBatches) and not start.offset:
-            self._share.pass_over(start.batches)
+        self._passed = 0 if start.offset else start.batches
         self._dealer.skip(first)
         return replace(piece, first=first)
 
@@ -380,7 +381,7 @@ class Loader:
 
         `quietly`: the script's iteration had begun before, so that no generator is drawn from once more.
         """
-        self._begin(epoch, piece)
+        self._begin(epoch, piece, self._passed)
         if self._own:
             self._length = self._share.length
         self._replays = False
@@ -402,10 +403,12 @@ class Loader:
             self._count(size)
             yield batch
 
-    def _begin(self, epoch: int, piece: EpochPiece) -> None:
-        """Sets what torch's loader gives next."""
+    def _begin(self, epoch: int, piece: EpochPiece, passed: int = 0) -> None:
+        """Sets what torch's loader gives next; of a stream what lies behind so many batches of the share."""
         if self._num_samples is not None:  # of a stream this is known at its end
             check_length(self._num_samples, piece.count, self._whose)
+        if passed and isinstance(self._share, StreamBatches):
+            self._share.pass_over(passed)
         self._share.begin(piece)
         self._now = Position(epoch=epoch, offset=piece.first, batches=self._share.before, share=piece)
 
@@ -461,7 +464,7 @@ class Loader:
     @position.setter
     def position(self, position: Position) -> None:
         share = position.share
-        own = share is None or (share.own and share.epoch == position.epoch)
+        own = share is None or (share.own and not share.left_over and share.epoch == position.epoch)
         self._next, self._now = replace(position, share=None) if own else Position(epoch=position.epoch), None
         self._moved = True
 
@@ -501,5 +504,5 @@ class Loader:
         if not (isinstance(epoch, int) and isinstance(batches, int) and epoch >= 0 and batches >= 0):
             raise UsageError(f"a loader cannot be at epoch {epoch}, batch {batches}")
         if self._most is not None and batches > self._most:
-            raise UsageError(f"the state is {batches} batches into an epoch of {self._most}")
+            raise UsageError(f"the state is {batches} batches into an epoch of at most {self._most}")
         self._next, self._now = Position(epoch=epoch, batches=batches), None

@@ -44,12 +44,24 @@ class Position:
             UsageError: it was made of something else.
         """
         try:
-            share = numbers["share"]
-            piece = None if share is None else EpochPiece(**share)
+            piece = None if numbers["share"] is None else _piece(numbers["share"])
             epoch, offset, batches = (int(numbers[name]) for name in ("epoch", "offset", "batches"))
             return cls(epoch=epoch, offset=offset, batches=batches, share=piece)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"this is no position of a loader: {error}") from None
+
+
+def _piece(numbers: Mapping[str, Any]) -> EpochPiece:
+    epoch, place, ranks, count, first = (
+        int(numbers[it]) for it in ("epoch", "place", "ranks", "count", "first")
+    )
+    own, left_over = bool(numbers["own"]), bool(numbers["left_over"])
+    piece = EpochPiece(
+        epoch=epoch, place=place, ranks=ranks, count=count, first=first, own=own, left_over=left_over
+    )
+    if not (piece.place >= 0 and 1 <= piece.ranks <= piece.count - piece.place and piece.first >= 0):
+        raise ValueError(f"{numbers} is no piece of an epoch")
+    return piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

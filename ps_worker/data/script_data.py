@@ -101,12 +101,13 @@ class ScriptData:
         """A loader with these arguments of `Loader`; `source` says what of an epoch is this worker's."""
         self.used = True
         dataset = given["dataset"]
+        samples = len(dataset) if isinstance(dataset, Sized) else None
         dealer = EpochDealer(
             self._num_loaders,
             source,
             self._listener,
-            samples=len(dataset) if isinstance(dataset, Sized) else 0,
-            whole=whole_share(given["rank"], given["num_workers"], self._ranks),
+            samples=samples or 0,
+            whole=whole_share(given["rank"], given["num_workers"], self._ranks, samples),
             data=facts_of(dataset, seed=given["seed"], shuffle=given["shuffle"]) | self._sizes(given),
             sums=sums_of(dataset),
         )

@@ -33,7 +33,7 @@ MOST_S = 0.5  # between two: so long may a rank not know that the group is broke
 BROKEN, LEFT = "broken", "left"
 LATE = 2.0  # periods after the look before, this rank was held up itself
 LEAVE_LIMIT_S = 5.0  # that the leader, which keeps the store, waits for the others to leave
-AGREED_LIMIT_S = 15.0  # the same where all have agreed to: none of them trains on, but one may be held up
+AGREED_LIMIT_S = 8.0  # the same where all have agreed to: none of them trains on, but one may be held up
 BROKEN_LIMIT_S = 1.5  # the same where the group is broken, and one of them may be dead
 
 

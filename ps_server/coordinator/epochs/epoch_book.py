@@ -116,7 +116,7 @@ class EpochBook:
     def skip(self, loader: int, worker: int, incarnation: int, first: int) -> None:
         """A worker has just begun with its share, and used what comes before `first` before the job."""
         for piece in self._of(loader, worker, incarnation)[-1:]:
-            epoch = self._epochs.get((loader, piece.epoch))
+            epoch = self._epoch_of(loader, piece)
             if piece.open and not piece.left_over and not piece.used() and epoch is not None:
                 epoch.count(piece.skip(epoch.within(piece.share, first)), handed_on=0)
 
@@ -201,11 +201,11 @@ class EpochBook:
                 used = piece.used(clock)
                 piece.cut_off(clock)
                 self._count(loader, piece)
-                key = loader, piece.epoch
-                if key in self._epochs and (was_open or used < before):
-                    self._live[key] = None
+                epoch = self._epoch_of(loader, piece)
+                if epoch is not None and (was_open or used < before):
+                    self._live[loader, piece.epoch] = None
                     if left_over:
-                        self._epochs[key].leave_over(piece.share, piece.first + used)
+                        epoch.leave_over(piece.share, piece.first + used)
             self._dealt.pop((loader, worker), None)
         for key in [key for key, it in self._answers.items() if (key[1], it[0]) == (worker, incarnation)]:
             del self._answers[key]
@@ -262,7 +262,7 @@ class EpochBook:
         left, used, handed_on = list(epoch.left), epoch.used, epoch.handed_on
         for (loader, worker), (_, pieces) in self._dealt.items():
             for piece in pieces if loader == key[0] else ():
-                if piece.epoch != key[1]:
+                if piece.epoch != key[1] or piece.share not in epoch.owners:
                     continue
                 now, then = piece.used(), piece.used(clocks.get(worker))
                 samples = then - (0 if piece.open else now)
@@ -384,6 +384,11 @@ class EpochBook:
         if epoch is not None:
             samples = sign * piece.used()
             epoch.count(samples, handed_on=samples * piece.left_over)
+
+    def _epoch_of(self, loader: int, piece: PieceUsage) -> DealtEpoch | None:
+        """None where it was forgotten as the oldest, and perhaps dealt again, to others."""
+        epoch = self._epochs.get((loader, piece.epoch))
+        return epoch if epoch is not None and piece.share in epoch.owners else None
 
     def _of(self, loader: int, worker: int, incarnation: int) -> list[PieceUsage]:
         known, pieces = self._dealt.get((loader, worker), (incarnation, []))

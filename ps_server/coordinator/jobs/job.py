@@ -160,8 +160,10 @@ class Job:
         awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}
         joining = {n for n, member in members.items() if member.state is MemberState.JOINING}
         known = {n: members[n].ranks for n in awaited | joining if n in members}
-        guess = ranks if not samples or self.num_workers * ranks <= samples else 1
-        return {n: Sharer(ANY, known.get(n) or guess) for n in awaited | joining} | here
+        said = {n: it.ranks for n, it in here.items()} | {n: size for n, size in known.items() if size}
+        unknown = len((awaited | joining) - said.keys())
+        guess = ranks if not samples or sum(said.values()) + unknown * ranks <= samples else 1
+        return {n: Sharer(ANY, said.get(n, guess)) for n in awaited | joining} | here
 
     def over(self, worker: int, incarnation: int) -> Evicted | None:
         """Why an incarnation takes no more steps, and its process comes as another; None: it does."""

@@ -13,7 +13,7 @@ import ps_worker as ps
 from ps_wire.errors import UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.spec.epochs import EpochPiece
-from ps_worker.data.loader import Loader
+from ps_worker.data.loader import Loader, whole_share
 from ps_worker.data.position import Position
 from tests.component.loaders import Alone, Stream, epoch_of, made
 from tests.component.service import Cluster, run_workers
@@ -104,7 +104,7 @@ def test_a_state_of_another_loader_is_a_named_error(change: dict[str, Any], text
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"batches": 5}, "5 batches into an epoch of 4"),
+        ({"batches": 8}, "8 batches into an epoch of at most 7"),
         ({"batches": -1}, "epoch 0, batch -1"),
         ({"epoch": None}, "epoch None"),
     ],
@@ -317,3 +317,50 @@ def test_among_groups_of_other_sizes_the_length_is_what_was_dealt(samples: Any):
         resumed = loader()
         resumed.load_state_dict(states[4])
         assert len(epoch_of(resumed)) == 1
+
+
+def test_where_fewer_share_an_epoch_than_the_job_may_have_workers_their_states_are_taken():
+    """A job of a range: this worker was alone in that epoch."""
+
+    def loader() -> Loader:
+        return made(64, 0, 4, batch_size=4, dealer=Alone(EpochPiece(epoch=0, place=0, count=1)))
+
+    first = loader()
+    whole = epoch_of(loader())
+    list(itertools.islice(first, 10))
+    resumed = loader()
+    resumed.load_state_dict(first.state_dict())
+    assert epoch_of(resumed) == whole[10:]
+
+
+def test_steps_that_are_taken_again_are_no_batches_that_were_passed_over():
+    """It was evicted while it asked for its share, a step behind the job."""
+
+    class Behind(Alone):
+        behind = 1
+
+        def replay(self, epoch: int) -> EpochPiece | None:
+            return replace(self._share, epoch=epoch, own=False) if self.behind and self.asked else None
+
+        def deal(self, epoch: int, *, begins: bool) -> EpochPiece | None:
+            self.asked = True
+            return super().deal(epoch, begins=begins)
+
+        asked = False
+
+    dealer = Behind(EpochPiece(epoch=0, place=0, count=2))
+    loader = made(Stream(9), 0, 2, batch_size=2, dealer=dealer)
+    loader.load_state_dict({**loader.state_dict(), "batches": 2})
+    found = []
+    for batch in loader:
+        found.append(batch.tolist())
+        dealer.behind = 0
+    assert found == [[0, 2]]  # taken again; of its share nothing is left: [4, 6, 8] was its second batch
+
+
+def test_the_share_of_a_group_among_workers_alone_is_one_that_there_are_samples_for():
+    """What it goes through again before it has been dealt any: each rank has a sample of each batch."""
+    ranks = Ranks(rank=0, size=8)
+    assert whole_share(1, 4, ranks, 12) == EpochPiece(epoch=0, place=1, ranks=8, count=11)
+    assert whole_share(1, 4, ranks, 32) == EpochPiece(epoch=0, place=8, ranks=8, count=32)
+    assert whole_share(1, 4, ranks, None) == EpochPiece(epoch=0, place=8, ranks=8, count=32)

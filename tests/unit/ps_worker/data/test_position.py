@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 
 from ps_wire.errors import UsageError
-from ps_worker.data.position import POSITIONS, Positions
+from ps_worker.data.position import POSITIONS, Position, Positions
 
 NOTED = Positions(epoch=2, loaders=(), steps={0: 24}, clocks={0: 26})
 
@@ -45,3 +48,21 @@ def test_what_is_no_position_is_a_named_error(text: bytes):
     packed[POSITIONS] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     with pytest.raises(UsageError, match="this is no position of"):
         Positions.unpack(packed)
+
+
+SHARE = {"epoch": 0, "place": 1, "ranks": 2, "count": 3, "first": 0, "own": True, "left_over": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: value} for name in ("epoch", "offset", "batches") for value in (None, "x", math.inf)),
+        *({"share": SHARE | bad} for bad in ({"place": "y"}, {"count": 2}, {"ranks": 0}, {"first": -1})),
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_a_named_error(change: dict[str, Any]):
+    numbers = {"epoch": 0, "offset": 4, "batches": 1, "share": SHARE}
+    assert Position.from_numbers(numbers).as_numbers() == numbers
+    with pytest.raises(UsageError, match="this is no position of a loader"):
+        Position.from_numbers(numbers | change)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ps_server.coordinator.epochs import epoch_book
 from ps_server.coordinator.epochs.epoch import DealtEpoch
 from ps_server.coordinator.epochs.epoch_book import ANY, EpochBook, Sharer
 from ps_server.coordinator.epochs.piece_usage import PieceUsage
@@ -512,6 +513,8 @@ def test_where_samples_are_too_few_for_a_guess_one_that_never_came_is_taken_to_b
     assert desk.job.sharing(4, 16)[1] == Sharer(ANY, 4)
     assert desk.job.sharing(4, 15)[1] == Sharer(ANY, 1)
     assert desk.job.sharing(4, 0)[1] == Sharer(ANY, 4)
+    desk.join(1, ranks=8)
+    assert [desk.job.sharing(4, samples)[2].ranks for samples in (20, 19)] == [4, 1]
 
 
 def test_the_size_of_one_that_is_known_from_a_snapshot_alone_is_a_guess():
@@ -635,3 +638,17 @@ def test_rests_that_are_too_small_are_looked_at_once_for_each_size():
     epoch.leave_over(1, 8)
     assert epoch.pop_left(0, 2, own=False) == (1, 8)
     assert epoch.pop_left(0, 1, own=False) == (1, 9)
+
+
+def test_what_was_of_an_epoch_that_was_forgotten_is_none_of_one_that_was_dealt_again(monkeypatch):
+    """To others, among whom its worker is not: nothing of it can be left over there, nor saved."""
+    monkeypatch.setattr(epoch_book, "MAX_EPOCHS", 2)
+    shares = begun()
+    shares.gone(1, 1, 4)
+    assert shares.ask(0, 0, 0, 1, TWO, begins=False, mark=at(10, 10)) == piece(0, 1, first=4)
+    for epoch in (1, 2):
+        shares.ask(0, epoch, 2, 1, {2: 1}, samples=200)
+    assert shares.ask(0, 0, 2, 1, {2: 1}, samples=200) == piece(0, 0, 1)
+    assert [(it.workers, it.left) for it in through_json(shares, {0: 12}) if it.epoch == 0] == [((2,), ())]
+    shares.gone(0, 1, 12)
+    assert shares.ask(0, 0, 2, 1, {2: 1}, begins=False, mark=at(20, 20)) is None

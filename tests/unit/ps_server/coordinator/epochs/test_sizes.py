@@ -90,7 +90,7 @@ class Member:
         self.step = self.committed = world.clocks[number]
         self.over = False
         self._world = world
-        whole = whole_share(number, WORKERS, Ranks(rank=0, size=ranks))
+        whole = whole_share(number, WORKERS, Ranks(rank=0, size=ranks), world.samples)
         self._dealer = Told(0, self, self, samples=world.samples, whole=whole, data={})
         self._loaders = [
             made(
