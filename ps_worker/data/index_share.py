@@ -120,6 +120,11 @@ class ShareSampler(Sampler[list[int]]):
         """Batches of the share up to the end of the piece."""
         return self.before + len(self.sizes)
 
+    def count(self, piece: EpochPiece) -> int:
+        """Batches of its share up to the end of a piece."""
+        before, sizes = self._share.cut(piece)
+        return before + len(sizes)
+
     def samples(self, piece: EpochPiece, batches: int) -> int:
         """Of the first batches of the share of a piece."""
         return sum(self._share.sizes(replace(piece, first=0))[:batches])

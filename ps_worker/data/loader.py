@@ -227,9 +227,7 @@ class Loader:
             )
             self._loader = DataLoader(dataset, batch_sampler=self._share, **options)
         self._length = self._share.length
-        alone = whole_share(0, 1, ranks, num_samples)  # who shares an epoch is known when it is dealt
-        self._share.begin(alone)
-        self._most = self._share.length
+        self._alone = whole_share(0, 1, ranks, num_samples)
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch, for schedulers; those of an ended job are never handed out.
@@ -407,9 +405,10 @@ class Loader:
         """Sets what torch's loader gives next; of a stream what lies behind so many batches of the share."""
         if self._num_samples is not None:  # of a stream this is known at its end
             check_length(self._num_samples, piece.count, self._whose)
-        if passed and isinstance(self._share, StreamBatches):
-            self._share.pass_over(passed)
-        self._share.begin(piece)
+        if isinstance(self._share, StreamBatches):
+            self._share.begin(piece, passed)
+        else:
+            self._share.begin(piece)
         self._now = Position(epoch=epoch, offset=piece.first, batches=self._share.before, share=piece)
 
     def _count(self, samples: int) -> None:
@@ -503,6 +502,7 @@ class Loader:
         epoch, batches = state["epoch"], state["batches"]
         if not (isinstance(epoch, int) and isinstance(batches, int) and epoch >= 0 and batches >= 0):
             raise UsageError(f"a loader cannot be at epoch {epoch}, batch {batches}")
-        if self._most is not None and batches > self._most:
-            raise UsageError(f"the state is {batches} batches into an epoch of at most {self._most}")
+        most = self._share.count(self._alone)  # who shares an epoch is known when it is dealt
+        if most is not None and batches > most:
+            raise UsageError(f"the state is {batches} batches into an epoch of at most {most}")
         self._next, self._now = Position(epoch=epoch, batches=batches), None

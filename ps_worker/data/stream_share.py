@@ -64,7 +64,7 @@ class StreamShare:
         """
         complete: list[Any] = []  # waits for what may still come into it
         growing: list[Any] = []
-        even = self.even and piece.ranks == self.ranks and piece.first % self.full == 0
+        even = self._in_blocks(piece)
         block = piece.count * self.batch_size
         count = skipped = 0
         for count, sample in enumerate(stream, start=1):
@@ -89,7 +89,7 @@ class StreamShare:
 
     def count(self, piece: EpochPiece, num_samples: int) -> int:
         """How many batches a share has, up to the end of a piece, of a stream of this length."""
-        if self.even and piece.ranks == self.ranks and piece.first % self.full == 0:
+        if self._in_blocks(piece):
             blocks, rest = divmod(num_samples, piece.count * self.batch_size)
             return blocks + (rest >= piece.count and not self.drop_last)
         full, rest = divmod(piece.length(num_samples), self.full)
@@ -98,6 +98,10 @@ class StreamShare:
     def before(self, piece: EpochPiece) -> int:
         """Batches of its share that come before a piece."""
         return -(-piece.first // self.full)
+
+    def _in_blocks(self, piece: EpochPiece) -> bool:
+        """Whether its batches are those of blocks; else they are full ones."""
+        return self.even and piece.ranks == self.ranks and piece.first % self.full == 0
 
 
 class StreamBatches(IterableDataset[RankPart]):
@@ -121,7 +125,6 @@ class StreamBatches(IterableDataset[RankPart]):
         """Takes over `dataset`; the piece to begin with; `shared` where other processes read it."""
         self._rank = rank
         self._num_samples = num_samples
-        self._passed = 0  # batches that the next piece does not give
         self._dataset = dataset
         self._share = share
         self._process: tuple[int, int] | None = None
@@ -130,25 +133,28 @@ class StreamBatches(IterableDataset[RankPart]):
             self._piece.share_memory_()  # type: ignore[no-untyped-call]
         self.begin(piece)
 
-    def begin(self, piece: EpochPiece) -> None:
-        """Sets what the next iteration gives."""
-        passed, self._passed = self._passed, 0
+    def begin(self, piece: EpochPiece, passed: int = 0) -> None:
+        """Sets what the next iteration gives.
+
+        Args:
+            piece: that it gives.
+            passed: if any, it begins behind so many batches of the share, however large the last of them is.
+        """
         self.before = passed or self._share.before(piece)
-        known = self._num_samples
-        self.length = None if known is None else self._share.count(piece, known)
+        self.length = self.count(piece)
         numbers = piece.epoch, piece.place, piece.ranks, piece.count, 0 if passed else piece.first, passed
         for index, number in enumerate(numbers):
             self._piece[index] = number
 
     def samples(self, piece: EpochPiece, batches: int) -> int:
-        """Of the first batches of the share of a piece, as if all were full; see `pass_over`."""
+        """Of the first batches of the share of a piece, as if all were full; see `begin`."""
         samples = batches * self._share.full
         known = self._num_samples
         return samples if known is None else min(samples, replace(piece, first=0).length(known))
 
-    def pass_over(self, batches: int) -> None:
-        """The next piece begins behind so many batches of its share, however large the last of them is."""
-        self._passed = batches
+    def count(self, piece: EpochPiece) -> int | None:
+        """Batches of its share up to the end of a piece; None: not known."""
+        return None if self._num_samples is None else self._share.count(piece, self._num_samples)
 
     def __iter__(self) -> Iterator[RankPart]:
         epoch, place, ranks, count, first, passed = self._piece.tolist()

@@ -29,6 +29,13 @@ class Stream(IterableDataset[int]):
         return iter(range(1000 * self.epoch, 1000 * self.epoch + self.length))
 
 
+class Sized(Stream):
+    """One that says how many samples it has."""
+
+    def __len__(self) -> int:
+        return self.length
+
+
 class Unmoved:
     """The steps of a worker that takes none: `ScriptSteps`."""
 

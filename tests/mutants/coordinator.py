@@ -572,8 +572,8 @@ MUTANTS = (
     Mutant(
         name="streams: of another's share batches are as large as they were",
         file="ps_worker/data/stream_share.py",
-        text="        even = self.even and piece.ranks == self.ranks and",
-        fault="        even = self.even and",
+        text="        return self.even and piece.ranks == self.ranks and",
+        fault="        return self.even and",
         tests=("tests/component/data/test_stream_share.py",),
     ),
     Mutant(

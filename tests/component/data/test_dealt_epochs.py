@@ -125,39 +125,8 @@ def test_what_one_leaves_in_the_middle_of_an_epoch_the_other_uses(one_shard, dat
     assert accounts == [(0, samples, 50, 0)]
 
 
-@pytest.mark.parametrize("dataset", [range(50), Stream(50)], ids=["map", "stream"])
-def test_one_with_other_batches_uses_what_another_one_left_from_the_sample_on(one_shard, dataset):
-    """Under asp each worker has a batch size of its own: a rest is a place in samples, not in batches."""
-    job = fresh_name()
-    gone = threading.Event()
-
-    def body(rank, batch_size):
-        def train():
-            with ps.connect(
-                servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp"
-            ) as worker:
-                table, found = table_of(worker), []
-                for number, batch in enumerate(worker.loader(dataset, batch_size=batch_size)):
-                    if rank == 1 and number == 3:
-                        break
-                    table.push({"w": torch.ones(3)}).result(LIMIT_S)
-                    found += batch.tolist()
-                    assert rank or number or gone.wait(LIMIT_S)
-                used = [] if rank else account(worker)
-            if rank:
-                gone.set()
-            return found, used
-
-        return train
-
-    (stayed, accounts), (left, _) = together([body(0, 5), body(1, 3)])
-    assert len(left) == 9
-    assert sorted(stayed + left) == list(range(50))
-    assert accounts == [(0, 50 if isinstance(dataset, range) else 0, 50, 0)]
-
-
-def test_what_a_worker_used_before_the_job_is_left_over_to_nobody(one_shard):
-    """Its script loaded a state of its loader: two batches of its share were used."""
+def one_leaves(one_shard, loader_of, steps: int):
+    """Worker 1 leaves after so many steps, and the other trains on: what both used, and the account."""
     job = fresh_name()
     gone = threading.Event()
 
@@ -167,11 +136,8 @@ def test_what_a_worker_used_before_the_job_is_left_over_to_nobody(one_shard):
                 servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp"
             ) as worker:
                 table, found = table_of(worker), []
-                loader = worker.loader(range(40), batch_size=4, shuffle=False)
-                if rank:
-                    loader.load_state_dict({**loader.state_dict(), "batches": 2})
-                for number, batch in enumerate(loader):
-                    if rank == 1 and number == 1:
+                for number, batch in enumerate(loader_of(worker)):
+                    if rank == 1 and number == steps:
                         break
                     table.push({"w": torch.ones(3)}).result(LIMIT_S)
                     found += batch.tolist()
@@ -184,6 +150,30 @@ def test_what_a_worker_used_before_the_job_is_left_over_to_nobody(one_shard):
         return train
 
     (stayed, accounts), (left, _) = together([body(0), body(1)])
+    return stayed, left, accounts
+
+
+@pytest.mark.parametrize("dataset", [range(50), Stream(50)], ids=["map", "stream"])
+def test_one_with_other_batches_uses_what_another_one_left_from_the_sample_on(one_shard, dataset):
+    """Under asp each worker has a batch size of its own: a rest is a place in samples, not in batches."""
+    stayed, left, accounts = one_leaves(
+        one_shard, lambda worker: worker.loader(dataset, batch_size=3 if worker.rank else 5), 3
+    )
+    assert len(left) == 9
+    assert sorted(stayed + left) == list(range(50))
+    assert accounts == [(0, 50 if isinstance(dataset, range) else 0, 50, 0)]
+
+
+def test_what_a_worker_used_before_the_job_is_left_over_to_nobody(one_shard):
+    """Its script loaded a state of its loader: two batches of its share were used."""
+
+    def resumed(worker):
+        loader = worker.loader(range(40), batch_size=4, shuffle=False)
+        if worker.rank:
+            loader.load_state_dict({**loader.state_dict(), "batches": 2})
+        return loader
+
+    stayed, left, accounts = one_leaves(one_shard, resumed, 1)
     assert left == [28, 29, 30, 31]
     assert sorted(stayed) == [*range(20), *range(32, 40)]
     assert accounts == [(0, 40, 40, 0)]

@@ -15,7 +15,7 @@ from ps_wire.process.ranks import Ranks
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.loader import Loader, whole_share
 from ps_worker.data.position import Position
-from tests.component.loaders import Alone, Stream, epoch_of, made
+from tests.component.loaders import Alone, Sized, Stream, epoch_of, made
 from tests.component.service import Cluster, run_workers
 
 KINDS: list[Any] = [pytest.param(40, id="map-style"), pytest.param(Stream(40), id="iterable")]
@@ -290,11 +290,6 @@ def test_the_state_at_the_end_of_a_stream_is_the_end_for_all_workers(length: int
             resumed = made(Stream(length), other, 2, batch_size=4)
             resumed.load_state_dict(state)
             assert epoch_of(resumed) == []
-
-
-class Sized(Stream):
-    def __len__(self) -> int:
-        return self.length
 
 
 @pytest.mark.parametrize("samples", [48, Sized(48)], ids=["map-style", "iterable"])

@@ -16,7 +16,7 @@ import ps_worker as ps
 from ps_wire.errors import UsageError
 from ps_wire.spec.epochs import EpochPiece
 from ps_worker.data.stream_share import StreamShare
-from tests.component.loaders import Counting, Stream, epoch_of, made, pieces_of
+from tests.component.loaders import Counting, Sized, Stream, epoch_of, made, pieces_of
 from tests.component.service import Cluster, run_workers
 
 Dealt = tuple[int, list[tuple[StreamShare, EpochPiece]]]
@@ -130,11 +130,6 @@ def test_a_stream_shorter_than_the_number_of_workers_is_a_named_error_for_all(le
 def test_set_epoch_is_called_with_each_epoch():
     loader = made(Stream(4), 1, 2, batch_size=2)
     assert [epoch_of(loader) for _ in range(3)] == [[[1, 3]], [[1001, 1003]], [[2001, 2003]]]
-
-
-class Sized(Stream):
-    def __len__(self) -> int:
-        return self.length
 
 
 def test_a_length_counts_batches_and_without_one_they_cannot_be_counted():

@@ -22,18 +22,11 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.epoch_dealer import EpochDealer
 from ps_worker.data.loader import whole_share
 from ps_worker.data.position import Position
-from tests.component.loaders import Counting, Stream, made
+from tests.component.loaders import Counting, Sized, made
 
 WORKERS, EPOCHS, SEEDS = 4, 3, 120
 MOST = 5  # samples of a rank's batch
 Used = dict[tuple[int, int, int], tuple[int, list[int]]]  # worker, incarnation, step -> epoch, samples
-
-
-class Sized(Stream):
-    """One of which the coordinator knows how many samples it has."""
-
-    def __len__(self) -> int:
-        return self.length
 
 
 class Following:
