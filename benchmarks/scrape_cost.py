@@ -54,7 +54,7 @@ def shard_of(workers: int, partitions: int) -> Shard:
     shard.open_table("j", spec)
     table = shard.table("j", 0)
     for cell in table.cells():
-        cell.set_weights(torch.zeros_like(cell.values.now))
+        cell.set_weights(torch.zeros_like(cell.values.now), (0, 1))
     for step in range(STEPS):
         for cell in table.cells():
             for worker in range(workers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import linecache
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -20,7 +21,8 @@ def interrupted_at(number: int, body: Callable[[], object], *, inside: str = "")
 
     Args:
         number: of the line of `ps_worker` that this thread comes to, from 0; it is not run any more. Of a
-            line in a loop the first `VISITS` count.
+            line in a loop the first `VISITS` count; of a finalizer none do: Python drops what it raises, and
+            garbage is collected at any time.
         body: what is interrupted there.
         inside: counts only the lines of functions of this name.
     """
@@ -40,7 +42,8 @@ def interrupted_at(number: int, body: Callable[[], object], *, inside: str = "")
 
     def call(frame: FrameType, _event: str, _argument: object) -> Any:
         code = frame.f_code
-        return line if "/ps_worker/" in code.co_filename and inside in ("", code.co_name) else None
+        counts = "/ps_worker/" in code.co_filename and inside in ("", code.co_name)
+        return line if counts and not _is_finalizer(frame) else None
 
     sys.settrace(lambda frame, *rest: None if "/tests/" in frame.f_code.co_filename else call(frame, *rest))
     try:
@@ -58,6 +61,19 @@ def _is_with(frame: FrameType) -> bool:
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
 
 
+def _is_finalizer(frame: FrameType) -> bool:
+    """Whether what runs in this frame was called by one.
+
+    Where garbage is collected just as Python 3.11 makes the frame of a function that is traced, it goes on to
+    call the trace function from before: if that is gone by then, it calls what has taken its memory.
+    """
+    at: FrameType | None = frame
+    while at is not None and at.f_code is not _FINALIZE:
+        at = at.f_back
+    return at is not None
+
+
+_FINALIZE = weakref.finalize.__call__.__code__
 LR = 0.1
 
 

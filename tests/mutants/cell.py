@@ -19,6 +19,7 @@ LAW_1 = "tests/unit/ps_server/shard/test_law_1_in_process.py"
 CLIPS = "tests/unit/ps_server/agreement/test_clipping.py"
 EVICTION = "tests/unit/ps_server/shard/table/test_eviction.py"
 NONFINITE = "tests/unit/ps_server/shard/partition/test_nonfinite.py"
+STATE = "tests/unit/ps_server/shard/state/test_optimizer_state.py"
 TABLE = "tests/unit/ps_server/shard/table/test_table.py"
 
 MUTANTS = (
@@ -281,6 +282,20 @@ MUTANTS = (
         text="        if self.optimizer_bytes():\n",
         fault="        if self._bound is None:\n",
         tests=(f"{TABLE}::test_weights_that_are_loaded_have_no_history",),
+    ),
+    Mutant(
+        name="cell: weights that are brought again take away the optimizer's state that came meanwhile",
+        file=CELL,
+        text="            if self.has_weights_of(bringer):\n                return\n",
+        fault="",
+        tests=(f"{STATE}::test_weights_that_are_brought_again_leave_the_state_that_came_meanwhile",),
+    ),
+    Mutant(
+        name="table: weights that are brought again once it has started end the worker",
+        file="ps_server/shard/table/table.py",
+        text="        if self.started and not cell.has_weights_of(bringer):\n",
+        fault="        if self.started:\n",
+        tests=(f"{TABLE}::test_weights_that_come_again_once_the_table_has_started_are_acknowledged",),
     ),
     Mutant(
         name="cell: a duplicate of a push that is lent says that the memory is free",

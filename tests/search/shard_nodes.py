@@ -149,7 +149,7 @@ def start(shards: Shards, consistency: str, workers: int) -> tuple[ShardNode, Sh
             )
         shard.open_table(JOB, SPEC)
         cell = shard.table(JOB, 0).cells()[0]
-        cell.set_weights(torch.zeros_like(cell.values.now))
+        cell.set_weights(torch.zeros_like(cell.values.now), (0, 1))
         shard.start_table(JOB, 0)
         nodes.append(shards._node(shard, Held(), Follows(index, 1)))
     return nodes[0], nodes[1]

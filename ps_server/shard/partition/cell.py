@@ -77,6 +77,7 @@ class Cell:
 
     __slots__ = (
         "__weakref__",
+        "_bringer",
         "_clipping",
         "_closing",
         "_index",
@@ -140,15 +141,27 @@ class Cell:
         self._clipping = clipping
         self._tally = tally
         self._closing = PendingClose(later)
+        self._bringer: tuple[int, int] | None = None  # of the weights, before the table starts
 
     # -- inputs, from connections and from the coordinator's orders -----------------------------------
 
-    def set_weights(self, values: torch.Tensor) -> None:
-        """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts."""
+    def has_weights_of(self, bringer: tuple[int, int]) -> bool:
+        """Whether it was this worker, in this incarnation, that has brought the weights."""
         with self.lock:
+            return self._bringer == bringer
+
+    def set_weights(self, values: torch.Tensor, bringer: tuple[int, int]) -> None:
+        """Sets the weights, shape (E,), with an optimizer that has no state; before the table starts.
+
+        What this worker has brought in this incarnation it may bring again, where an answer was late: that
+        changes nothing, for it may have set the optimizer's state meanwhile.
+        """
+        with self.lock:
+            if self.has_weights_of(bringer):
+                return
             self.values.set_weights(values)
             self.meters.received(values.nbytes)
-            self.loaded = True
+            self.loaded, self._bringer = True, bringer
 
     def double(self, halves: tuple[torch.Tensor, torch.Tensor]) -> None:
         """From now on the weights are in these halves, of shape (E,) each, that workers map."""

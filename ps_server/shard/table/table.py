@@ -204,11 +204,11 @@ class ShardTable:
         handler(self, frame, outlet, member)
 
     def _receive_load(self, frame: wire.Frame, outlet: Outlet, _member: bool) -> None:
-        if self.started:
+        cell, bringer = self.cell(frame.partition), (frame.worker, frame.incarnation)
+        if self.started and not cell.has_weights_of(bringer):
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
-        cell = self.cell(frame.partition)
         (values,) = self._terms(cell, frame)
-        cell.set_weights(values)
+        cell.set_weights(values, bringer)
         outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
 
     def _receive_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:

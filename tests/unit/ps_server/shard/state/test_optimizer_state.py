@@ -131,7 +131,7 @@ def test_what_is_dumped_can_be_loaded(name):
     table, fresh = served(name), served(name)
     expected = states(table)
     for cell in fresh.cells():
-        cell.set_weights(cell.values.now.clone())
+        cell.set_weights(cell.values.now.clone(), (0, 1))
     loading = Loading(fresh)
     _take_all(loading, messages(table))
     assert loading.partitions == set(table.partitions())
@@ -238,5 +238,21 @@ def test_loading_weights_starts_a_partition_without_state():
     """A starter that comes back brings all of it again."""
     table = served()
     cell = table.cell(0)
-    cell.set_weights(torch.zeros_like(cell.values.now))
-    assert not any(cell.export_state())
+    for incarnation in (1, 2):
+        assert any(cell.export_state())
+        cell.set_weights(torch.zeros_like(cell.values.now), (0, incarnation))
+        assert not any(cell.export_state())
+        _take_all(Loading(table), messages(served()))
+
+
+def test_weights_that_are_brought_again_leave_the_state_that_came_meanwhile():
+    """They may be on the way twice, where Ctrl-C or a lost connection came between; the first one counts."""
+    table = served()
+    cell, brought = table.cell(0), torch.zeros_like(table.cell(0).values.now)
+    cell.set_weights(brought, (0, 1))
+    _take_all(Loading(table), messages(served()))
+    state = cell.export_state()
+    assert any(state)
+    cell.set_weights(brought + 1.0, (0, 1))
+    assert same(cell.export_state(), state)
+    assert torch.equal(cell.values.now, brought)

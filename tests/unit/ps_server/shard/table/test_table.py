@@ -97,7 +97,7 @@ def listed(*indices):
         (Kind.PULL, {"meta": b""}, FrameMalformed, "PULL frame lists partitions"),
         (Kind.PULL, {"meta": listed(9)}, PayloadMismatch, "partition 9"),
         (Kind.PULL, {"meta": listed(0), "step": 4}, PushOutOfOrder, "pulls at clock 4"),
-        (Kind.LOAD, {"payload": bytes(BYTES)}, FrameRefused, "has started"),
+        (Kind.LOAD, {"payload": bytes(BYTES), "incarnation": 2}, FrameRefused, "has started"),
         (Kind.HYPER, {"hyper": 1, "meta": b"\xff"}, FrameMalformed, "not a Hyperparameters"),
         (Kind.HELLO, {}, FrameMalformed, "HELLO frame does not go to a shard"),
         (Kind.PULLED, {}, FrameMalformed, "PULLED"),
@@ -220,6 +220,14 @@ def test_weights_that_are_loaded_have_no_history():
     values.set_weights(torch.full((values.now.numel(),), 2.0))
     values.apply(torch.ones(values.now.numel()), [True], hyper)
     assert values.now[:16].tolist() == [1.0] * 16
+
+
+def test_weights_that_come_again_once_the_table_has_started_are_acknowledged():
+    """Who has brought them may have sent them twice; they set nothing."""
+    it = Table()
+    it.send(Kind.LOAD, payload=ONES)
+    assert [frame.kind for frame in it.outlets[0].take()] == [Kind.ACK]
+    assert not it.weights.any()
 
 
 def test_a_lost_connection_gets_nothing_more():
