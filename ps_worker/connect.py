@@ -198,14 +198,27 @@ def connect(
         return _reader(chosen)
     if chosen.ddp is not None:
         return DdpWorker(chosen)
-    group = own = None
-    if chosen.ranks.together:
-        group, own, chosen = _form(chosen, process_group)
-        if not chosen.ranks.leads:
-            chosen = _of_a_rank(chosen, counts=own is not None)
+    return _worker(chosen, on_rollback, process_group)
+
+
+def _worker(
+    chosen: settings.Settings,
+    on_rollback: Callable[[int], None] | None,
+    process_group: ProcessGroup | None,
+) -> Worker:
+    """A worker that has joined; wherever that is broken off, nothing of it is left in the job."""
+    group = own = made = None
     try:
+        if chosen.ranks.together:
+            group, own, chosen = _form(chosen, process_group)
+            if not chosen.ranks.leads:
+                chosen = _of_a_rank(chosen, counts=own is not None)
         made = Worker(chosen, on_rollback, group, own)
+        _made.add(made)
+        return made  # noqa: TRY300 - Ctrl-C may come here, too
     except BaseException as error:
+        if made is not None:
+            made.give_up(error)
         if group is not None:
             group.leave()
         if own is not None:
@@ -213,8 +226,6 @@ def connect(
         if isinstance(error, (JobFull, WorkerNumberTaken)):
             raise _with_own(error, chosen) from None
         raise
-    _made.add(made)
-    return made
 
 
 def _reader(chosen: settings.Settings) -> Reader | DdpReader:

@@ -628,7 +628,7 @@ class Steps:
         self.leaving = True
         if reason and self._group is not None:
             self._group.end_with(reason)  # first: a part of a step that has left would wait for other ranks
-        farewell = self.link.presence.farewell() if hurried and self._joined else UNHURRIED
+        farewell = self.link.presence.farewell() if hurried else UNHURRIED
         if not reason:
             self._say_untrained()
         with ExitStack() as last_first:  # whatever one of them raises, the others are called

@@ -92,16 +92,20 @@ class Worker:
         self._group = group
         self._steps = Steps(settings, on_rollback, group)
         self._data, self._link = self._steps.data, self._steps.link
-        self._metrics = self._open_metrics()
-        self._steps.join()
-        self._metrics.begin()
-        self.rank = self._link.rank
         self.num_workers = settings.num_workers
         self.group_rank, self.group_size = settings.ranks.rank, settings.ranks.size
         self.local_rank = settings.ranks.local_rank
         self.group = None if group is None else group.torch_group
-        atexit.register(self.leave)
-        stopping.workers.add(self._steps)
+        self._metrics = self._open_metrics()
+        try:
+            self._steps.join()
+            self._metrics.begin()
+            self.rank = self._link.rank
+            stopping.workers.add(self._steps)
+            atexit.register(self.leave)
+        except BaseException as error:  # in a notebook the process lives on
+            self.give_up(error)
+            raise
 
     @property
     def is_first(self) -> bool:
@@ -627,6 +631,13 @@ class Worker:
         atexit.unregister(self.leave)
         if self._link.written is not None and not reason:
             raise self._link.written
+
+    def give_up(self, error: BaseException) -> None:
+        """Leaves the job, as far as it has come there, where this ended `connect`."""
+        self._metrics.close()
+        if self._link.presence.entered:
+            self._interrupted = isinstance(error, KeyboardInterrupt)
+            self.leave(reason_of(error))
 
     def __enter__(self) -> Self:
         return self

@@ -21,6 +21,10 @@ class JobPresence(Protocol):
         """Of its tables."""
 
     @property
+    def entered(self) -> bool:
+        """Whether it has joined the job: then it leaves it, too."""
+
+    @property
     def membership(self) -> Seat:
         """Of the live incarnation."""
 
@@ -45,7 +49,7 @@ class JobPresence(Protocol):
         """The job has its weights and steps, which this worker takes up."""
 
     def open(self) -> None:
-        """Checks the servers, joins and connects."""
+        """Checks the servers, joins and connects; where that fails after it has `entered`, it is to leave."""
 
     def enter(self) -> None:
         """Joins as a new incarnation."""

@@ -78,7 +78,7 @@ class Presence:
     # -- entering and leaving --------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Checks the servers, joins and connects. Raises what `connect` raises."""
+        """See `JobPresence`. Raises what `connect` raises."""
         try:
             if self._group is None:
                 self._check_and_enter()
@@ -86,7 +86,8 @@ class Presence:
                 joined_by(self._group, self._check_and_enter)
                 self._seat = RelayedSeat(self._group.channel, self.joined, self._now.membership)
         except BaseException:
-            self.service.close()
+            if not self.entered:
+                self.service.close()
             raise
         self.connect()
 
@@ -117,11 +118,11 @@ class Presence:
         )
         try:
             now.membership.join(None if self._live is None else self._live.joined)
+            self._live = now
         except BaseException:  # in a notebook the process lives on, and nobody could leave for it
             now.membership.leave("it never came to know that it had joined")
             now.membership.wait_threads()
             raise
-        self._live = now
 
     def connect(self) -> None:
         """Opens a connection to every shard, where it is now."""
@@ -167,6 +168,11 @@ class Presence:
             self._live.membership.lose(error)
 
     # -- what it is now --------------------------------------------------------------------------------
+
+    @property
+    def entered(self) -> bool:
+        """See `JobPresence`."""
+        return self._live is not None
 
     @property
     def _now(self) -> Incarnation:

@@ -53,17 +53,17 @@ class RankPresence:
         self.carriers = CarrierChoice(self.service, settings.carrier, say, shares=settings.shares)
         self.exchanges = Exchanges(at_failure=lambda _: self.carriers.give_up())
         self._seat: RelayedSeat | None = None
-        self._connections: Sequence[Connection] = ()
+        self._connections: list[Connection] = []
         group.when_broken(self.exchanges.fail)
 
     def open(self) -> None:
         """Waits until the leader has joined, and connects. Raises what it raises there."""
         try:
             said = joined_by(self._group, None)
+            self._seat = RelayedSeat(self._group.channel, pb.Joined.FromString(said.blob), None)
         except BaseException:
             self.service.close()
             raise
-        self._seat = RelayedSeat(self._group.channel, pb.Joined.FromString(said.blob), None)
         self.connect()
 
     def enter(self) -> None:
@@ -76,7 +76,7 @@ class RankPresence:
 
     def connect(self) -> None:
         """Opens a connection to every shard, where it is now."""
-        self._connections = open_all(
+        self._connections += open_all(
             self._settings,
             self.service,
             self.carriers,
@@ -106,6 +106,11 @@ class RankPresence:
         for connection in self._connections:
             connection.close(farewell=farewell)
         self.service.close()
+
+    @property
+    def entered(self) -> bool:
+        """See `JobPresence`."""
+        return self._seat is not None
 
     @property
     def _now(self) -> RelayedSeat:

@@ -342,8 +342,8 @@ def open_all(
     joined: coordinator_pb2.Joined,
     peer: Peer,
     log: Callable[[str], None],
-) -> list[Connection]:
-    """A connection of this process to every shard, where it is now.
+) -> Iterator[Connection]:
+    """Opens a connection of this process to every shard, where it is now, one after the other.
 
     Args:
         settings: of the worker.
@@ -357,8 +357,8 @@ def open_all(
     shards = joined.shards
     addresses.update([shard.address for shard in shards])
     generations = [shard.generation for shard in shards] or [0] * len(service.addresses)
-    return [
-        Connection(
+    for shard, generation in enumerate(generations):
+        yield Connection(
             service=service,
             carriers=carriers,
             shard=shard,
@@ -372,8 +372,6 @@ def open_all(
             seek=addresses.seek,
             generation=generation,
         )
-        for shard, generation in enumerate(generations)
-    ]
 
 
 def _for_now(error: PsError) -> PsError:

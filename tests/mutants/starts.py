@@ -12,6 +12,8 @@ LATE = (
     "tests/unit/ps_wire/process/test_late_dynamo.py::test_optimizers_do_without_it_until_it_is_asked_for",
 )
 
+CALLS = "tests/component/connections/test_interrupted_calls.py"
+
 MUTANTS = (
     Mutant(
         name="starts: hooks on modules import the compiler in the first step of every worker",
@@ -139,5 +141,12 @@ MUTANTS = (
         tests=(
             f"{HAND_OFFS}::test_what_does_not_fit_into_the_memory_limit_is_kept_for_a_start_with_a_larger_one",
         ),
+    ),
+    Mutant(
+        name="connect: who is interrupted after the join stays in the job",
+        file="ps_worker/worker.py",
+        text="            self.give_up(error)\n            raise\n",
+        fault="            raise\n",
+        tests=(f"{CALLS}::test_a_connect_that_is_interrupted_once_it_has_joined_leaves",),
     ),
 )

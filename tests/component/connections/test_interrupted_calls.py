@@ -1,9 +1,11 @@
-"""Ctrl-C in `wrap` or `finish`: the same call again goes on where the first one was."""
+"""Ctrl-C in `connect`, `wrap` or `finish`: the same call again goes on where the first one was."""
 
 from __future__ import annotations
 
 import copy
 import threading
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,49 @@ from tests.component.reference import alone, assert_same, seeded
 from tests.component.scripts import sgd, train
 from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers
 from tests.inside import steps_of
+from tests.until import until
 
 STRIDE = 40  # of the lines that one test interrupts
+
+
+@pytest.mark.parametrize("first", [0, 13, 26])
+def test_wherever_ctrl_c_lands_in_connect_nobody_is_in_the_job_who_would_not_leave_it(
+    cluster: Cluster, first: int
+):
+    """So the next one has the number, and trains alone."""
+
+    def heartbeats() -> set[threading.Thread]:
+        names = ("ps-member", "ps-heartbeat")
+        return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
+
+    before = heartbeats()
+    interrupted, line = True, first
+    while interrupted:
+        job, made = fresh_name(), []
+
+        def connect(job: str = job) -> ps.Worker:
+            return ps.connect(servers=cluster.servers, job=job, worker=0)
+
+        interrupted = interrupted_at(line, lambda connect=connect, made=made: made.append(connect()))
+        with made[0] if made else connect() as worker:
+            model = seeded(Mlp)
+            train(0, model, worker.wrap(sgd(model), model), range(1))
+            worker.finish()
+            assert worker.step == 1
+        line += STRIDE
+    assert line > 500
+    until(lambda: heartbeats() <= before, "no heartbeats of those who were interrupted")
+
+
+@pytest.mark.parametrize("inside", ["joined", "open_all", "_header"])
+def test_a_connect_that_is_interrupted_once_it_has_joined_leaves(
+    cluster: Cluster, inside: str, tmp_path: Path
+):
+    """As the coordinator has answered, as connections are opened, and behind that."""
+    connect = partial(ps.connect, servers=cluster.servers, job=fresh_name(), worker=0, record=tmp_path)
+    assert interrupted_at(0, connect, inside=inside)
+    with connect() as worker:
+        assert worker.rank == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])
