@@ -22,7 +22,7 @@ TAKES_STEPS = {"clocks", "fall_behind", "is_between_steps", "reenter", "renew", 
 INSIDE = {
     "Worker": {"is_in"},
     "WrappedOptimizer": {"settle", "refresh", "abandon", "detach", "sends", "release"} | TAKES_STEPS,
-    "Table": TAKES_STEPS,
+    "Table": {"settle"} | TAKES_STEPS,
     "Loader": {"position"},
     "OptimizerChoice": {"spec"},
 }

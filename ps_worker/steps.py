@@ -601,6 +601,8 @@ class Steps:
         self.data.check_arrived()
         for optimizer in self.optimizers:
             optimizer.release(SETTLE_LIMIT_S)
+        for table in self.tables:
+            self._settle(table)
         if self.link.ended:
             self.say(self._ended_text())
         self._say_untrained()
@@ -643,11 +645,18 @@ class Steps:
             for optimizer in self.optimizers:
                 last_first.callback(optimizer.detach)
                 last_first.callback(self._let_go, optimizer, farewell)
+            for table in self.tables:
+                last_first.callback(self._settle, table)
 
     @staticmethod
     def _let_go(optimizer: WrappedOptimizer, farewell: Farewell) -> None:
         with suppress(PsError):  # then the others know already
             optimizer.release(farewell.left_s(SETTLE_LIMIT_S))
+
+    @staticmethod
+    def _settle(table: Table) -> None:
+        with suppress(PsError):  # as above; and who was evicted finds it out
+            table.settle()
 
     def _settle_pushes(self, farewell: Farewell) -> None:
         """Waits until what has left is on the shards: then it counts when the worker has left."""

@@ -72,6 +72,7 @@ class Table:
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
         self._taken = step
+        self._leaving: int | None = None  # a step that leaves, or that Ctrl-C has broken off as it left
         self._host = host
         self._batch = BatchInHand()
         self._first = FirstPush(host, step=lambda: self.step)
@@ -132,11 +133,11 @@ class Table:
 
     def sit_out(self, *, again: bool) -> None:
         """As `WrappedOptimizer.sit_out`."""
+        self.settle()
         step = self.step
         self._exchange.pass_gate(step)
         self._first.begin(self.number, step)
-        self._abstain(step)
-        self._taken = step + 1
+        self._leave(step, self._abstain)
         self._batch.sit_out(again=again)
         self._host.after_step(self.step)
 
@@ -159,7 +160,8 @@ class Table:
 
     def _pull(self, out: Mapping[str, torch.Tensor] | None) -> Future[Pulled]:
         try:
-            self._exchange.wait_pulled()
+            self.settle()
+            self._exchange.settle_pull()
             self._exchange.pull(step=self.step)
         except Evicted:
             self._rejoin()
@@ -172,6 +174,12 @@ class Table:
 
     def _waited(self, seconds: float) -> None:
         self.waited_s += seconds
+
+    def _leave(self, step: int, push: Callable[[int], None]) -> None:
+        """Takes this step with what `push` sends."""
+        self._leaving = step
+        push(step)
+        self._taken, self._leaving = step + 1, None
 
     def _rejoin(self) -> None:
         self._host.rejoin()
@@ -205,7 +213,7 @@ class Table:
             stepped: tables that the script has stepped in a round that it has begun; what it pushes next
                 here, of that round, is void.
         """
-        self._taken = steps[self.number]
+        self._taken, self._leaving = steps[self.number], None
         self._first.reenter()
         self._batch.reenter(void=bool(stepped) and self.number not in stepped)
 
@@ -216,6 +224,18 @@ class Table:
     def replay(self) -> None:
         """A batch has come that was used already: a push of it that is behind is not made."""
         self._batch.replay()
+
+    def settle(self) -> None:
+        """Ends a step that Ctrl-C has broken off as it left: what has left counts, the rest abstains.
+
+        Raises:
+            PsError: the job cannot go on, or this worker was evicted.
+        """
+        step, exchange = self._leaving, self._exchange
+        if step is not None:
+            if any(exchange.in_flight.pushed_step(it.index) == step for it in exchange.partitions):
+                self._leave(step, lambda step: exchange.abstain(step=step))
+            self._leaving = None
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -230,11 +250,9 @@ class Table:
                 self._first.weigh()
                 try:
                     self._first.begin(self.number, step)
-                    push(step)
+                    self._leave(step, push)
                 except Evicted:
                     self._rejoin()
-                else:
-                    self._taken = step + 1
                 self._host.after_step(self.step)
             self._batch.end()
         reply = _Reply(lambda: self._again(lambda: None), lambda: None)
@@ -244,6 +262,7 @@ class Table:
     def _opens(self) -> bool:
         """Waits at the gate; False: this worker was evicted meanwhile, and has joined again."""
         try:
+            self.settle()
             self._exchange.pass_gate(self.step)
         except Evicted:
             self._rejoin()

@@ -130,6 +130,7 @@ class Exchange:
         self._ahead = ahead
         self._pushed: list[int] = []  # early, and their weights were not asked for yet
         self._pushed_for = -1  # at this clock
+        self._asking = False  # what is noted as asked for may not have been sent
         self._bounded = bounded
         self._decided = decided
         self._worker = worker
@@ -381,9 +382,15 @@ class Exchange:
             self._rank_weights.begin(step)
         if self._traffic is not None:
             self._traffic.asked()
-        self._send_asked(self.in_flight.ask(step, wire.READ * read | wire.CUT * cut))
+        self._ask(step, wire.READ * read | wire.CUT * cut)
         if self._rank_weights is not None:
             self._rank_weights.go_on()
+
+    def _ask(self, step: int, flags: int = 0, *, nothing: bool = False) -> None:
+        """As `InFlight.ask`, and sends it."""
+        self._asking = True
+        self._send_asked(self.in_flight.ask(step, flags, nothing=nothing))
+        self._asking = False
 
     def _ask_ahead(self, indices: Sequence[int], step: int) -> None:
         """These were pushed right now, and backward is running: asks for weights of those pushed before.
@@ -433,9 +440,9 @@ class Exchange:
     def _pass(self, step: int) -> None:
         """Waits until a pull at this clock is answered, or would be."""
         if self.in_flight.opened < step:
-            self.wait_pulled()
+            self.settle_pull()
         if self.in_flight.opened < step:
-            self._send_asked(self.in_flight.ask(step, nothing=True))
+            self._ask(step, nothing=True)
             self.wait_pulled()
 
     def _send_again(self) -> None:
@@ -560,6 +567,17 @@ class Exchange:
             yield push
         if asked is not None:
             yield self._pull_frame(asked)
+
+    def settle_pull(self) -> None:
+        """Waits for what was asked for before; not where Ctrl-C came as it was: it may not have been.
+
+        Raises:
+            PsError: the exchange has failed.
+        """
+        if self._asking:
+            self.in_flight.forget_asked()
+            self._asking = False
+        self.wait_pulled()
 
     # -- weights of all ranks --------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class InFlight:
         self._error: PsError | None = None
         self._when_acked: list[Callback] = []
         self._when_pulled: list[Reading] = []
-        self._reading = 0  # who read flat weights now: nothing is asked for that would land there
+        self._reading: set[int] = set()  # threads that read flat weights: others ask for none that land there
         self._spread = 0
         self._told_spread: int | None = None  # over all ranks of a group
         self._awaited: frozenset[int] = frozenset()  # partitions that a part of the model waits for
@@ -191,10 +191,16 @@ class InFlight:
         """
         with self._changed:
             if not nothing:
-                self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody
+                me = {threading.get_ident()}  # does not read now, whatever Ctrl-C has left of it there
+                self._changed.wait_for(lambda: self._reading <= me)  # for a copy, which waits for nobody
             self._raise_failed()
             now = self._pulls.ask(self._pulled, step, flags, nothing=nothing)
             return [self._asked(shard, now) for shard in range(self._num_shards)]
+
+    def forget_asked(self) -> None:
+        """Weights that were asked for are not waited for any more."""
+        with self._changed:
+            self._pulls.forget()
 
     def ask_ahead(self, partitions: Collection[int], step: int) -> list[Asked | None]:
         """Says which of these to ask for, by shard, at a clock whose other weights `ask` will ask for.
@@ -415,7 +421,8 @@ class InFlight:
                 self._when_pulled.append((read, then))
                 return
             error = self._error
-            self._reading += error is None
+            if error is None:
+                self._reading.add(threading.get_ident())
         if error is not None:
             then(error)
         else:
@@ -471,18 +478,21 @@ class InFlight:
             return []
         due = self._when_pulled.copy()
         self._when_pulled.clear()
-        self._reading += len(due)
+        if due:
+            self._reading.add(threading.get_ident())
         return due
 
     def _let_read(self, due: Sequence[Reading]) -> None:
-        for read, then in due:
-            try:
+        try:
+            for read, _ in due:
                 if read is not None:
                     read()
-            finally:
+        finally:
+            if due:
                 with self._changed:
-                    self._reading -= 1
+                    self._reading.discard(threading.get_ident())
                     self._changed.notify_all()
+        for _, then in due:
             then(None)
 
     def _raise_failed(self) -> None:

@@ -161,7 +161,11 @@ def test_a_frame_that_does_not_fit_is_refused_and_the_next_is_taken(cluster: Ser
             (worker.push(partition, 0, worker=4), errors.StrangerRefused, "worker 0's, not 4's"),
             (worker.push(partition, 0, incarnation=9), errors.StaleIncarnation, "incarnation 1's, not 9's"),
             (worker.push(partition, 5), errors.PushOutOfOrder, "pushes step 5; its clock here is 0"),
-            (worker.frame(Kind.LOAD, payload=bytes(4)), errors.FrameRefused, "has started"),
+            (
+                worker.frame(Kind.LOAD, partition=partition.index, payload=bytes(4)),
+                errors.PayloadMismatch,
+                "got 4 bytes",
+            ),
             (
                 worker.frame(Kind.HYPER, hyper=1, meta=b"\xff\xff"),
                 errors.FrameMalformed,

@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         name="connect: who is interrupted after the join stays in the job",
         file="ps_worker/worker.py",
-        text="            self.give_up(error)\n            raise\n",
+        text="            self._give_up(error)\n            raise\n",
         fault="            raise\n",
         tests=(f"{CALLS}::test_a_connect_that_is_interrupted_once_it_has_joined_leaves",),
     ),

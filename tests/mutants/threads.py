@@ -8,12 +8,16 @@ WATCHED = "tests/unit/ps_wire/process/test_watched.py"
 WINDOWS = "tests/unit/ps_worker/memory/test_mapped_windows.py"
 TABLE = "tests/component/tables/test_table_threads.py"
 
+IN_FLIGHT = "tests/unit/ps_worker/exchange/test_in_flight.py"
+INTERRUPTED = "tests/component/tables/test_interrupted_tables.py"
+BROKEN_OFF = f"{INTERRUPTED}::test_a_push_that_was_broken_off_holds_up_no_finish_and_no_leave"
+
 MUTANTS = (
     Mutant(
         name="a pull asks while the answer before it is still copied",
         file="ps_worker/exchange/in_flight.py",
-        text="                self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody\n",
-        fault="                pass\n",
+        text="                self._changed.wait_for(lambda: self._reading <= me)",
+        fault="                pass",
         tests=(
             f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",
             f"{TABLE}::test_weights_that_are_read_at_the_end_wait_for_a_copy_too",
@@ -22,32 +26,54 @@ MUTANTS = (
     Mutant(
         name="an answer's weights are nobody's while they are copied",
         file="ps_worker/exchange/in_flight.py",
-        text="        self._reading += len(due)\n",
-        fault="        self._reading += 0 * len(due)\n",
+        text="        if due:\n            self._reading.add(threading.get_ident())\n        return due\n",
+        fault="        return due\n",
         tests=(f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",),
     ),
     Mutant(
         name="flat weights stay taken while a future's callbacks run",
         file="ps_worker/exchange/in_flight.py",
-        text="""            try:
-                if read is not None:
-                    read()
-            finally:
+        text="""                    read()
+        finally:
+            if due:
                 with self._changed:
-                    self._reading -= 1
-                    self._changed.notify_all()
-            then(None)
 """,
-        fault="""            try:
-                if read is not None:
-                    read()
+        fault="""                    read()
+            for _, then in due:
                 then(None)
-            finally:
+        finally:
+            if due:
                 with self._changed:
-                    self._reading -= 1
-                    self._changed.notify_all()
 """,
         tests=(f"{TABLE}::test_a_done_callback_finds_the_flat_memory_free",),
+    ),
+    Mutant(
+        name="who was interrupted while it read weights waits for itself when it asks for others",
+        file="ps_worker/exchange/in_flight.py",
+        text="                me = {threading.get_ident()}",
+        fault="                me: set[int] = set()",
+        tests=(f"{IN_FLIGHT}::test_wherever_ctrl_c_lands_in_a_call_that_reads_the_next_ones_are_asked_for",),
+    ),
+    Mutant(
+        name="a step of a table that was broken off as it left is taken once more",
+        file="ps_worker/table.py",
+        text="        step, exchange = self._leaving, self._exchange\n",
+        fault="        step, exchange = None, self._exchange\n",
+        tests=(BROKEN_OFF,),
+    ),
+    Mutant(
+        name="a finish waits for a table's push that was never sent",
+        file="ps_worker/steps.py",
+        text="        for table in self.tables:\n            self._settle(table)\n        if self.link.ended:",
+        fault="        if self.link.ended:",
+        tests=(BROKEN_OFF,),
+    ),
+    Mutant(
+        name="a pull waits for one that was never sent",
+        file="ps_worker/exchange/exchange.py",
+        text="        if self._asking:\n",
+        fault="        if False:\n",
+        tests=(f"{INTERRUPTED}::test_wherever_ctrl_c_lands_in_push_pull_or_abstain_the_next_push_counts",),
     ),
     Mutant(
         name="an answer writes the step, on its connection's thread",

@@ -12,6 +12,7 @@ from ps_wire.frames import frame as wire
 from ps_wire.frames import meta
 from ps_worker.exchange import in_flight
 from ps_worker.exchange.in_flight import Asked, InFlight, Missing
+from tests.component.interrupting import interrupted_at
 from tests.until import LIMIT_S, until
 
 SHARD_OF = (0, 1, 0)
@@ -202,6 +203,19 @@ def test_who_reads_keeps_the_weights_until_it_has_read():
     arriving.join(LIMIT_S)
     asking.join(LIMIT_S)
     assert asked.is_set()
+
+
+def test_wherever_ctrl_c_lands_in_a_call_that_reads_the_next_ones_are_asked_for():
+    """Weights that nobody waits for are read at once; who is interrupted there reads no more."""
+    line, interrupted = 0, True
+    while interrupted:
+        it, _ = made()
+        told: list[PsError | None] = []
+        interrupted = interrupted_at(line, lambda it=it, told=told: it.when_pulled(told.append, lambda: None))
+        assert it.ask(1)
+        line += 1
+    assert told == [None]
+    assert line > 5
 
 
 def test_only_the_gate_is_asked_where_nothing_else_is():
