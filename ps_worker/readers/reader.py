@@ -140,6 +140,7 @@ class Reader:
         """
         self._settings = settings
         self._number = 0
+        self._cutting = 0  # the number of a cut that is being made
         self._error: PsError | None = None
         self._inbox = _Inbox()
         self._connections: list[Connection] = []
@@ -152,7 +153,7 @@ class Reader:
             check_servers(self._service, settings.connect_limit_s, logger.info)
             self._worker = self._join_in_time()
             carriers = CarrierChoice(self._service, settings.carrier, logger.info)
-            self._connections += [
+            self._connections += (  # one by one: Ctrl-C may come between
                 Connection(
                     service=self._service,
                     carriers=carriers,
@@ -165,7 +166,7 @@ class Reader:
                     log=logger.info,
                 )
                 for shard in range(len(self._service.addresses))
-            ]
+            )
         except BaseException:
             self.leave()
             raise
@@ -263,7 +264,7 @@ class Reader:
             connection.close()
         self._connections.clear()
         self._service.close()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:  # Ctrl-C may come before it starts
             self._thread.join(LEAVE_LIMIT_S)
 
     def __enter__(self) -> Self:
@@ -340,8 +341,11 @@ class Reader:
 
     def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> pb.Cut | None:
         """One cut, as it was armed, when all weights are here; None if it does not come about."""
+        if self._cutting:  # it was broken off, as by Ctrl-C: it ends everywhere before another one begins
+            self._requests.put(pb.ReadRequest(done=self._cutting))
+            self._ask(until_s, table=table)
         self._number += 1
-        number = self._number
+        number = self._cutting = self._number
         self._inbox.ask(exchange)
         exchange.pull(step=number, cut=True)
         unasked = {partition.shard for partition in exchange.partitions}
@@ -350,24 +354,30 @@ class Reader:
                 case (_News.ASKED, about, partition) if about == number:
                     unasked.discard(exchange.partitions[partition].shard)
         exchange.in_flight.when_pulled(lambda _error: self._inbox.put((_News.HERE, number, 0)))
-        self._requests.put(pb.ReadRequest(number=number, cut=table))
-        armed: pb.Cut | None = None
-        here = False
         try:
-            while armed is None or not here:
-                match self._next(until_s):
-                    case (_News.HERE, about, _) if about == number:
-                        here = True
-                    case (_News.BROKE, about, _) if about == number:
-                        return None
-                    case pb.ReadReply() as reply if reply.number == number:
-                        if reply.HasField("refused"):
-                            raise refused_from_proto(reply.refused)
-                        if reply.HasField("later"):
-                            return None
-                        armed = reply.cut
+            self._requests.put(pb.ReadRequest(number=number, cut=table))
+            armed = self._armed(number, until_s)
         finally:
             self._requests.put(pb.ReadRequest(done=number))
+        self._cutting = 0
+        return armed
+
+    def _armed(self, number: int, until_s: float) -> pb.Cut | None:
+        """The cut of this number, when all weights are here; None if it does not come about."""
+        armed: pb.Cut | None = None
+        here = False
+        while armed is None or not here:
+            match self._next(until_s):
+                case (_News.HERE, about, _) if about == number:
+                    here = True
+                case (_News.BROKE, about, _) if about == number:
+                    return None
+                case pb.ReadReply() as reply if reply.number == number:
+                    if reply.HasField("refused"):
+                        raise refused_from_proto(reply.refused)
+                    if reply.HasField("later"):
+                        return None
+                    armed = reply.cut
         return armed
 
     def _load_outside(

@@ -10,6 +10,15 @@ WATCH = "tests/unit/ps_lab/status/test_live.py"
 
 MUTANTS = (
     Mutant(
+        name="reader: a cut begins while the one before, that was broken off, is still held",
+        file="ps_worker/readers/reader.py",
+        text="        if self._cutting:",
+        fault="        if False:",
+        tests=(
+            "tests/component/tables/test_reader.py::test_wherever_ctrl_c_lands_in_a_read_the_next_one_reads",
+        ),
+    ),
+    Mutant(
         name="front: a job with live workers is dropped without a word",
         file="ps_server/coordinator/drops.py",
         text="        if live and not force:\n",

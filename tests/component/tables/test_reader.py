@@ -12,9 +12,13 @@ import torch
 import ps_server.coordinator.readers
 import ps_server.coordinator.state_store
 import ps_worker as ps
+from ps_server.coordinator.readers import CUT_LIMIT_S
 from ps_server.shard.job import ShardJob
 from ps_wire.errors import JobUnknown, TableMismatch
+from tests.component.interrupting import interrupted_at, sgd
+from tests.component.models import Mlp, loss_of
 from tests.component.readers import reader_of
+from tests.component.reference import assert_same, seeded
 from tests.component.service import Cluster, fresh_name, run_workers
 from tests.until import LIMIT_S, until
 
@@ -232,6 +236,48 @@ def test_a_reader_that_vanishes_during_its_cut_holds_nobody_up(cluster: Cluster)
 def entries_of(cluster: Cluster, job: str) -> list[ShardJob]:
     """What each shard holds of the job at this moment."""
     return [entry for server in cluster.shards for entry in server.shard.jobs() if entry.name == job]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_wherever_ctrl_c_lands_in_a_read_the_next_one_reads(cluster: Cluster, first: int):
+    """At once: the cut that was broken off has ended before."""
+    job = fresh_name()
+
+    def body(worker: ps.Worker) -> int:
+        model = seeded(Mlp)
+        optimizer: Any = worker.wrap(sgd(model), model)
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        line, interrupted = first, True
+        with reader_of(cluster, job) as reader:
+            while interrupted:
+                read = seeded(Mlp, 1)
+                interrupted = interrupted_at(line, lambda read=read: reader.read(read))
+                assert reader.read(read, limit_s=CUT_LIMIT_S / 2).version == 1
+                assert_same(read, model)
+                line += 2
+        worker.finish()
+        return line
+
+    (lines,) = run_workers(cluster, body, job=job)
+    assert lines > 100
+
+
+@pytest.mark.parametrize("inside", ["_join", "leave"])
+def test_a_reader_that_is_interrupted_as_it_connects_says_so(cluster: Cluster, inside: str):
+    """Each line there: no other error takes the place of Ctrl-C's."""
+    job = fresh_name()
+
+    def body(worker: ps.Worker) -> None:
+        model = seeded(Mlp)
+        worker.wrap(sgd(model), model)
+        line, interrupted = 0, True
+        while interrupted:
+            interrupted = interrupted_at(line, lambda: reader_of(cluster, job).leave(), inside=inside)
+            line += 1
+        worker.finish()
+
+    run_workers(cluster, body, job=job)
 
 
 def test_whoever_has_left_is_told_so(cluster: Cluster):
