@@ -20,7 +20,7 @@ HEAD = """# The API of a training script
 TAKES_STEPS = {"clocks", "fall_behind", "is_between_steps", "reenter", "renew", "replay", "sit_out", "taken"}
 # Public for other files of the package: a script does not call them.
 INSIDE = {
-    "Worker": {"is_in"},
+    "Worker": {"is_in", "give_up"},
     "WrappedOptimizer": {"settle", "refresh", "abandon", "detach", "sends", "release"} | TAKES_STEPS,
     "Table": {"settle"} | TAKES_STEPS,
     "Loader": {"position"},

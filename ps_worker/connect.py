@@ -21,7 +21,6 @@ from ps_worker.job import own_servers
 from ps_worker.job.own_servers import OwnServers
 from ps_worker.process import console, stopping
 from ps_worker.process.after_fork import check_not_forked
-from ps_worker.process.exit_reason import reason_of
 from ps_worker.readers.ddp_reader import DdpReader
 from ps_worker.readers.reader import Reader
 from ps_worker.transport.open_service import open_service
@@ -207,7 +206,7 @@ def _worker(
     on_rollback: Callable[[int], None] | None,
     process_group: ProcessGroup | None,
 ) -> Worker:
-    """A worker that has joined; wherever that is broken off, nothing of it is left in the job."""
+    """A worker that has joined; where that is broken off, what had joined leaves."""
     group = own = made = None
     try:
         if chosen.ranks.together:
@@ -219,7 +218,7 @@ def _worker(
         return made  # noqa: TRY300 - Ctrl-C may come here, too
     except BaseException as error:
         if made is not None:
-            made.leave(reason_of(error))
+            made.give_up(error)
         if group is not None:
             group.leave()
         if own is not None:

@@ -653,9 +653,8 @@ class Steps:
         with suppress(PsError):  # then the others know already
             optimizer.release(farewell.left_s(SETTLE_LIMIT_S))
 
-    @staticmethod
-    def _settle(table: Table) -> None:
-        with suppress(PsError):  # as above; and who was evicted finds it out
+    def _settle(self, table: Table) -> None:
+        with suppress(PsError), self.inside:  # another thread that is inside goes on with it
             table.settle()
 
     def _settle_pushes(self, farewell: Farewell) -> None:

@@ -72,7 +72,7 @@ class Table:
         self._exchange = exchange
         self._index = {name: index for index, name in enumerate(names)}
         self._taken = step
-        self._leaving: int | None = None  # a step that leaves, or that Ctrl-C has broken off as it left
+        self._sending: int | None = None  # a step that is sent, or that Ctrl-C has broken off as it was
         self._host = host
         self._batch = BatchInHand()
         self._first = FirstPush(host, step=lambda: self.step)
@@ -133,11 +133,12 @@ class Table:
 
     def sit_out(self, *, again: bool) -> None:
         """As `WrappedOptimizer.sit_out`."""
-        self.settle()
         step = self.step
-        self._exchange.pass_gate(step)
-        self._first.begin(self.number, step)
-        self._leave(step, self._abstain)
+        self.settle()
+        if self.step == step:  # else what was broken off was this step
+            self._exchange.pass_gate(step)
+            self._first.begin(self.number, step)
+            self._take(step, self._abstain)
         self._batch.sit_out(again=again)
         self._host.after_step(self.step)
 
@@ -161,7 +162,7 @@ class Table:
     def _pull(self, out: Mapping[str, torch.Tensor] | None) -> Future[Pulled]:
         try:
             self.settle()
-            self._exchange.settle_pull()
+            self._exchange.wait_pulled()
             self._exchange.pull(step=self.step)
         except Evicted:
             self._rejoin()
@@ -175,11 +176,11 @@ class Table:
     def _waited(self, seconds: float) -> None:
         self.waited_s += seconds
 
-    def _leave(self, step: int, push: Callable[[int], None]) -> None:
+    def _take(self, step: int, push: Callable[[int], None]) -> None:
         """Takes this step with what `push` sends."""
-        self._leaving = step
+        self._sending = step
         push(step)
-        self._taken, self._leaving = step + 1, None
+        self._taken, self._sending = step + 1, None
 
     def _rejoin(self) -> None:
         self._host.rejoin()
@@ -213,7 +214,7 @@ class Table:
             stepped: tables that the script has stepped in a round that it has begun; what it pushes next
                 here, of that round, is void.
         """
-        self._taken, self._leaving = steps[self.number], None
+        self._taken, self._sending = steps[self.number], None
         self._first.reenter()
         self._batch.reenter(void=bool(stepped) and self.number not in stepped)
 
@@ -226,16 +227,17 @@ class Table:
         self._batch.replay()
 
     def settle(self) -> None:
-        """Ends a step that Ctrl-C has broken off as it left: what has left counts, the rest abstains.
+        """Ends what Ctrl-C has broken off: of a step, what has left counts, and the rest abstains.
 
         Raises:
             PsError: the job cannot go on, or this worker was evicted.
         """
-        step, exchange = self._leaving, self._exchange
+        self._exchange.forget_broken_off()
+        step, exchange = self._sending, self._exchange
         if step is not None:
             if any(exchange.in_flight.pushed_step(it.index) == step for it in exchange.partitions):
-                self._leave(step, lambda step: exchange.abstain(step=step))
-            self._leaving = None
+                self._take(step, lambda step: exchange.abstain(step=step))
+            self._sending = None
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class Table:
                 self._first.weigh()
                 try:
                     self._first.begin(self.number, step)
-                    self._leave(step, push)
+                    self._take(step, push)
                 except Evicted:
                     self._rejoin()
                 self._host.after_step(self.step)

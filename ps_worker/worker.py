@@ -104,7 +104,7 @@ class Worker:
             stopping.workers.add(self._steps)
             atexit.register(self.leave)
         except BaseException as error:  # in a notebook the process lives on
-            self._give_up(error)
+            self.give_up(error)
             raise
 
     @property
@@ -632,6 +632,18 @@ class Worker:
         if self._link.written is not None and not reason:
             raise self._link.written
 
+    def give_up(self, error: BaseException) -> None:
+        """Leaves the job, as far as it has come there, where this ended `connect`."""
+        self._metrics.close()
+        if not self._link.presence.entered:
+            return
+        self._interrupted = isinstance(error, KeyboardInterrupt)
+        try:
+            self.leave(reason_of(error))
+        except BaseException:  # Ctrl-C once more: no heartbeat goes on, and its lease ends the rest
+            self._link.presence.abandon()
+            raise
+
     def __enter__(self) -> Self:
         return self
 
@@ -647,13 +659,6 @@ class Worker:
             self._group.check()  # it was of a call of torch.distributed, which ended with the group
 
     # -- inside ----------------------------------------------------------------------------------------
-
-    def _give_up(self, error: BaseException) -> None:
-        """Leaves the job, as far as it has come there, where this ended its join."""
-        self._metrics.close()
-        if self._link.presence.entered:
-            self._interrupted = isinstance(error, KeyboardInterrupt)
-            self.leave(reason_of(error))
 
     def _refuse_in_group(self, what: str, instead: str) -> None:
         if self.group_size > 1:

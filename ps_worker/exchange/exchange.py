@@ -440,7 +440,7 @@ class Exchange:
     def _pass(self, step: int) -> None:
         """Waits until a pull at this clock is answered, or would be."""
         if self.in_flight.opened < step:
-            self.settle_pull()
+            self.wait_pulled()
         if self.in_flight.opened < step:
             self._ask(step, nothing=True)
             self.wait_pulled()
@@ -568,16 +568,14 @@ class Exchange:
         if asked is not None:
             yield self._pull_frame(asked)
 
-    def settle_pull(self) -> None:
-        """Waits for what was asked for before; not where Ctrl-C came as it was: it may not have been.
+    def forget_broken_off(self) -> None:
+        """Weights that were being asked for as Ctrl-C came are not waited for: perhaps nobody was asked.
 
-        Raises:
-            PsError: the exchange has failed.
+        If somebody was, they come beside those that are asked for next, at the same clock.
         """
         if self._asking:
             self.in_flight.forget_asked()
             self._asking = False
-        self.wait_pulled()
 
     # -- weights of all ranks --------------------------------------------------------------------------
 

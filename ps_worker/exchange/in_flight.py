@@ -191,8 +191,8 @@ class InFlight:
         """
         with self._changed:
             if not nothing:
-                me = {threading.get_ident()}  # does not read now, whatever Ctrl-C has left of it there
-                self._changed.wait_for(lambda: self._reading <= me)  # for a copy, which waits for nobody
+                self._reading.discard(threading.get_ident())  # it does not: Ctrl-C may have left it there
+                self._changed.wait_for(lambda: not self._reading)  # a copy: it waits for nobody
             self._raise_failed()
             now = self._pulls.ask(self._pulled, step, flags, nothing=nothing)
             return [self._asked(shard, now) for shard in range(self._num_shards)]
@@ -416,17 +416,19 @@ class InFlight:
             read: called before, where nothing failed. The flat weights are its own until it returns: who asks
                 for others meanwhile waits. It waits for nobody, and raises nothing.
         """
-        with self._changed:
-            if self._pulls and self._error is None:
-                self._when_pulled.append((read, then))
-                return
-            error = self._error
-            if error is None:
-                self._reading.add(threading.get_ident())
-        if error is not None:
-            then(error)
-        else:
-            self._let_read([(read, then)])
+        try:
+            with self._changed:
+                if self._pulls and self._error is None:
+                    self._when_pulled.append((read, then))
+                    return
+                error = self._error
+                if error is None:
+                    self._reading.add(threading.get_ident())
+            if error is None and read is not None:
+                read()
+        finally:
+            self._end_reading()
+        then(error)
 
     # -- what is so now --------------------------------------------------------------------------------
 
@@ -488,12 +490,16 @@ class InFlight:
                 if read is not None:
                     read()
         finally:
-            if due:
-                with self._changed:
-                    self._reading.discard(threading.get_ident())
-                    self._changed.notify_all()
+            self._end_reading()
         for _, then in due:
             then(None)
+
+    def _end_reading(self) -> None:
+        """This thread reads no more, if it did."""
+        with self._changed:
+            if threading.get_ident() in self._reading:
+                self._reading.discard(threading.get_ident())
+                self._changed.notify_all()
 
     def _raise_failed(self) -> None:
         if self._error is not None:

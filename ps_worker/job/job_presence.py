@@ -49,7 +49,7 @@ class JobPresence(Protocol):
         """The job has its weights and steps, which this worker takes up."""
 
     def open(self) -> None:
-        """Checks the servers, joins and connects; where that fails after it has `entered`, it is to leave."""
+        """Checks the servers, joins and connects. Where it has `entered` and that fails, `Worker` leaves."""
 
     def enter(self) -> None:
         """Joins as a new incarnation."""

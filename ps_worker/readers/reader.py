@@ -237,6 +237,7 @@ class Reader:
         if table < 0 or not limit_s > 0:
             raise UsageError(f"read takes a table >= 0 and a limit_s > 0, got {table} and {limit_s}")
         until_s = time.monotonic() + min(limit_s, threading.TIMEOUT_MAX)
+        self._end_cut(table, until_s)
         spec, exchange = self._table(table, until_s)
         inside = _matched(spec, model, self._settings.job)
         armed = None
@@ -339,11 +340,15 @@ class Reader:
             self._inbox.put_table(number, spec, exchange)
         return self._inbox.tables[number]
 
-    def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> pb.Cut | None:
-        """One cut, as it was armed, when all weights are here; None if it does not come about."""
-        if self._cutting:  # it was broken off, as by Ctrl-C: it ends everywhere before another one begins
+    def _end_cut(self, table: int, until_s: float) -> None:
+        """Ends one that was broken off, as by Ctrl-C, everywhere: before that nothing else can be asked."""
+        if self._cutting:
             self._requests.put(pb.ReadRequest(done=self._cutting))
             self._ask(until_s, table=table)
+            self._cutting = 0
+
+    def _try_cut(self, table: int, exchange: Exchange, until_s: float) -> pb.Cut | None:
+        """One cut, as it was armed, when all weights are here; None if it does not come about."""
         self._number += 1
         number = self._cutting = self._number
         self._inbox.ask(exchange)

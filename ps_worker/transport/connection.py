@@ -123,9 +123,13 @@ class Connection:
         self._watcher = watched.endless_thread(
             f"ps-watch-{shard}", self._watch, log=logger, pause=self._closing.wait
         )
-        self._thread.start()
-        if MEMORY not in service.carriers:  # who is in this process hangs with it
-            self._watcher.start()
+        try:
+            self._thread.start()
+            if MEMORY not in service.carriers:  # who is in this process hangs with it
+                self._watcher.start()
+        except BaseException:  # Ctrl-C: nobody has it who would close it
+            self.close(0.0)
+            raise
 
     @property
     def _address(self) -> str:
@@ -171,7 +175,8 @@ class Connection:
             self._thread.join(farewell.left_s(drain_s))
         if self._call is not None:
             self._call.cancel()
-        self._thread.join(farewell.left_s(drain_s))
+        if self._thread.ident is not None:
+            self._thread.join(farewell.left_s(drain_s))
         if self._watcher.ident is not None:
             self._watcher.join(farewell.left_s(drain_s))
 

@@ -21,8 +21,8 @@ def interrupted_at(number: int, body: Callable[[], object], *, inside: str = "")
 
     Args:
         number: of the line of `ps_worker` that this thread comes to, from 0; it is not run any more. Of a
-            line in a loop the first `VISITS` count; of a finalizer none do: Python drops what it raises, and
-            garbage is collected at any time.
+            line in a loop the first `VISITS` count; of a `weakref.finalize` none do: Python drops what it
+            raises, and garbage is collected at any time.
         body: what is interrupted there.
         inside: counts only the lines of functions of this name.
     """

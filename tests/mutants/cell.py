@@ -286,7 +286,7 @@ MUTANTS = (
     Mutant(
         name="cell: weights that are brought again take away the optimizer's state that came meanwhile",
         file=CELL,
-        text="            if self.has_weights_of(bringer):\n                return\n",
+        text="            if self._bringer == bringer:\n                return\n",
         fault="",
         tests=(f"{STATE}::test_weights_that_are_brought_again_leave_the_state_that_came_meanwhile",),
     ),

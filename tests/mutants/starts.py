@@ -143,9 +143,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="connect: who is interrupted twice leaves heartbeats",
+        file="ps_worker/worker.py",
+        text="            self._link.presence.abandon()\n            raise\n",
+        fault="            raise\n",
+        tests=(f"{CALLS}::test_ctrl_c_once_more_while_an_interrupted_connect_leaves_ends_its_heartbeats",),
+    ),
+    Mutant(
         name="connect: who is interrupted after the join stays in the job",
         file="ps_worker/worker.py",
-        text="            self._give_up(error)\n            raise\n",
+        text="            self.give_up(error)\n            raise\n",
         fault="            raise\n",
         tests=(f"{CALLS}::test_a_connect_that_is_interrupted_once_it_has_joined_leaves",),
     ),

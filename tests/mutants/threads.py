@@ -16,7 +16,7 @@ MUTANTS = (
     Mutant(
         name="a pull asks while the answer before it is still copied",
         file="ps_worker/exchange/in_flight.py",
-        text="                self._changed.wait_for(lambda: self._reading <= me)",
+        text="                self._changed.wait_for(lambda: not self._reading)",
         fault="                pass",
         tests=(
             f"{TABLE}::test_a_pull_waits_until_what_was_answered_before_is_copied",
@@ -33,33 +33,38 @@ MUTANTS = (
     Mutant(
         name="flat weights stay taken while a future's callbacks run",
         file="ps_worker/exchange/in_flight.py",
-        text="""                    read()
-        finally:
-            if due:
-                with self._changed:
+        text="""        finally:
+            self._end_reading()
+        for _, then in due:
+            then(None)
 """,
-        fault="""                    read()
-            for _, then in due:
+        fault="""            for _, then in due:
                 then(None)
         finally:
-            if due:
-                with self._changed:
+            self._end_reading()
 """,
         tests=(f"{TABLE}::test_a_done_callback_finds_the_flat_memory_free",),
     ),
     Mutant(
         name="who was interrupted while it read weights waits for itself when it asks for others",
         file="ps_worker/exchange/in_flight.py",
-        text="                me = {threading.get_ident()}",
-        fault="                me: set[int] = set()",
+        text="                self._reading.discard(threading.get_ident())  # it does not",
+        fault="                pass  # it does not",
         tests=(f"{IN_FLIGHT}::test_wherever_ctrl_c_lands_in_a_call_that_reads_the_next_ones_are_asked_for",),
     ),
     Mutant(
         name="a step of a table that was broken off as it left is taken once more",
         file="ps_worker/table.py",
-        text="        step, exchange = self._leaving, self._exchange\n",
+        text="        step, exchange = self._sending, self._exchange\n",
         fault="        step, exchange = None, self._exchange\n",
         tests=(BROKEN_OFF,),
+    ),
+    Mutant(
+        name="who is asked for a step of a table that was broken off takes one more",
+        file="ps_worker/table.py",
+        text="        if self.step == step:  # else",
+        fault="        if (step := self.step) >= 0:  # else",
+        tests=(f"{INTERRUPTED}::test_a_step_that_was_broken_off_is_the_one_that_others_ask_for",),
     ),
     Mutant(
         name="a finish waits for a table's push that was never sent",
@@ -70,9 +75,9 @@ MUTANTS = (
     ),
     Mutant(
         name="a pull waits for one that was never sent",
-        file="ps_worker/exchange/exchange.py",
-        text="        if self._asking:\n",
-        fault="        if False:\n",
+        file="ps_worker/table.py",
+        text="        self._exchange.forget_broken_off()\n",
+        fault="",
         tests=(f"{INTERRUPTED}::test_wherever_ctrl_c_lands_in_push_pull_or_abstain_the_next_push_counts",),
     ),
     Mutant(

@@ -157,7 +157,7 @@ class Cell:
         changes nothing, for it may have set the optimizer's state meanwhile.
         """
         with self.lock:
-            if self.has_weights_of(bringer):
+            if self._bringer == bringer:
                 return
             self.values.set_weights(values)
             self.meters.received(values.nbytes)

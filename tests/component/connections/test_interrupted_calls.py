@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_worker.membership.membership import Membership
 from tests.component.interrupting import interrupted_at
 from tests.component.models import Mlp
 from tests.component.reference import alone, assert_same, seeded
@@ -28,12 +29,7 @@ def test_wherever_ctrl_c_lands_in_connect_nobody_is_in_the_job_who_would_not_lea
     cluster: Cluster, first: int
 ):
     """So the next one has the number, and trains alone."""
-
-    def heartbeats() -> set[threading.Thread]:
-        names = ("ps-member", "ps-heartbeat")
-        return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
-
-    before = heartbeats()
+    before = threads_of_workers()
     interrupted, line = True, first
     while interrupted:
         job, made = fresh_name(), []
@@ -49,7 +45,28 @@ def test_wherever_ctrl_c_lands_in_connect_nobody_is_in_the_job_who_would_not_lea
             assert worker.step == 1
         line += STRIDE
     assert line > 500
-    until(lambda: heartbeats() <= before, "no heartbeats of those who were interrupted")
+    until(lambda: threads_of_workers() <= before, "nothing is left of those who were interrupted")
+
+
+def threads_of_workers() -> set[threading.Thread]:
+    names = ("ps-member", "ps-heartbeat", "ps-shard", "ps-watch")
+    return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
+
+
+def test_ctrl_c_once_more_while_an_interrupted_connect_leaves_ends_its_heartbeats(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """The number is free once its lease is over."""
+    before, job = threads_of_workers(), fresh_name()
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Membership, "leave", interrupt)
+        connect = partial(ps.connect, servers=cluster.servers, job=job, worker=0)
+        assert interrupted_at(0, connect, inside="open_all")
+    until(lambda: threads_of_workers() <= before, "nothing is left of it in this process")
 
 
 @pytest.mark.parametrize("inside", ["joined", "open_all", "_header"])

@@ -84,3 +84,20 @@ def test_a_push_that_was_broken_off_holds_up_no_finish_and_no_leave(
 
     (found,) = run_workers(cluster, body)
     assert found == (set() if not finishes else {-1.0} if inside == "send" else {0.0, -1.0})
+
+
+def test_a_step_that_was_broken_off_is_the_one_that_others_ask_for(cluster: Cluster):
+    """In a call that all make: who is behind takes a step without a push, and no second one."""
+
+    def body(worker: ps.Worker) -> list[int]:
+        table, steps = made(worker), []
+        for inside in ("send", "note"):  # all of it noted; nothing of it
+            number = 0 if inside == "send" else 1
+            assert interrupted_at(number, lambda: table.push(all_of(1.0)), inside=inside)
+            table.sit_out(again=False)
+            steps.append(table.step)
+        table.push(all_of(1.0)).result(LIMIT_S)
+        worker.finish()
+        return steps
+
+    assert run_workers(cluster, body) == [[1, 2]]

@@ -263,6 +263,30 @@ def test_wherever_ctrl_c_lands_in_a_read_the_next_one_reads(cluster: Cluster, fi
     assert lines > 100
 
 
+def test_after_ctrl_c_in_a_read_another_table_can_be_read(cluster: Cluster):
+    """One that the reader has not asked for yet: the coordinator takes no question within a cut."""
+    job = fresh_name()
+
+    def body(worker: ps.Worker) -> int:
+        models = [seeded(Mlp), seeded(Holder)]
+        for model in models:
+            worker.wrap(sgd(model), model)
+        line, interrupted = 0, True
+        while interrupted:
+            with reader_of(cluster, job) as reader:
+                read = seeded(Mlp, 1)
+                interrupted = interrupted_at(
+                    line, lambda reader=reader, read=read: reader.read(read), inside="_try_cut"
+                )
+                reader.read(Holder(), table=1, limit_s=CUT_LIMIT_S / 2)
+            line += 1
+        worker.finish()
+        return line
+
+    (lines,) = run_workers(cluster, body, job=job)
+    assert lines > 10
+
+
 @pytest.mark.parametrize("inside", ["_join", "leave"])
 def test_a_reader_that_is_interrupted_as_it_connects_says_so(cluster: Cluster, inside: str):
     """Each line there: no other error takes the place of Ctrl-C's."""
