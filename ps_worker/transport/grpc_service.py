@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -27,6 +27,8 @@ from ps_worker.process import after_fork
 from ps_worker.transport import socket_stream
 
 DATA = "/ps_wire.v1.Shard/Data"
+
+Stub = TypeVar("Stub")
 
 
 class GrpcService:
@@ -67,7 +69,8 @@ class GrpcService:
         line = self._lines[shard]
         after_fork.remember(line.address)  # a shard that comes back may have another address
         unshared = (wire.encode(whole(frame)) for frame in frames if frame.kind is not wire.Kind.SHARE)
-        return GrpcStream(line.channel().stream_stream(DATA)(unshared, metadata=line.metadata), line)
+        stream = line.make(lambda channel: channel.stream_stream(DATA))
+        return GrpcStream(stream(unshared, metadata=line.metadata), line)
 
     def move(self, shard: int, address: str) -> None:
         """See `Service.move`; calls that are under way end by themselves."""
@@ -105,14 +108,24 @@ class _Line:
         """Of the next call."""
         return self._access.metadata
 
-    def channel(self) -> grpc.Channel:
-        """For the next call."""
+    def make(self, stub: Callable[[grpc.Channel], Stub]) -> Stub:
+        """Makes what makes the next call; not on a closed channel, which would end the process (SIGSEGV).
+
+        Raises:
+            ConnectionLost: it was closed.
+        """
         with self._lock:
+            if self.closed:
+                raise self.closed_here()
             newest = self._newest()
             if newest is not self._identity:
                 self._identity = newest
                 self._channels.append(dial(self.address, self._access))
-            return self._channels[-1]
+            return stub(self._channels[-1])
+
+    def closed_here(self) -> ConnectionLost:
+        """What is raised of calls that come too late."""
+        return ConnectionLost(f"this process has closed its calls to {self.address}")
 
     def error(self, error: grpc.RpcError, limit_s: float | None = None) -> PsError:
         """The error that a failed call means; where the server cannot be reached, whether TLS is why.
@@ -177,7 +190,7 @@ class _Calls:
 
     def __getattr__(self, name: str, /) -> Callable[..., Any]:
         def call(given: Any, **options: Any) -> Any:
-            method = getattr(self._stub(self._line.channel()), name)
+            method = getattr(self._line.make(self._stub), name)
             try:
                 answer = method(given, metadata=self._line.metadata, **options)
             except grpc.RpcError as error:
@@ -185,7 +198,7 @@ class _Calls:
             except ValueError:
                 if not self._line.closed:
                     raise
-                raise ConnectionLost(f"this process has closed its calls to {self._line.address}") from None
+                raise self._line.closed_here() from None
             return _Replies(answer, self._line) if isinstance(answer, grpc.Call) else answer
 
         return call

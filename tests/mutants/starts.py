@@ -143,6 +143,15 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="calls: one that comes after the channel was closed is made on it",
+        file="ps_worker/transport/grpc_service.py",
+        text="            if self.closed:\n                raise self.closed_here()\n",
+        fault="",
+        tests=(
+            "tests/unit/ps_worker/transport/test_grpc_service.py::test_a_call_after_the_service_was_closed_is_a_named_error",
+        ),
+    ),
+    Mutant(
         name="connect: who is interrupted twice leaves heartbeats",
         file="ps_worker/worker.py",
         text="            self._link.presence.abandon()\n            raise\n",
