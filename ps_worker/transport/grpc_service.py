@@ -124,7 +124,7 @@ class _Line:
             return stub(self._channels[-1])
 
     def closed_here(self) -> ConnectionLost:
-        """What is raised of calls that come too late."""
+        """The error of calls that come too late."""
         return ConnectionLost(f"this process has closed its calls to {self.address}")
 
     def error(self, error: grpc.RpcError, limit_s: float | None = None) -> PsError:
