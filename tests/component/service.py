@@ -214,6 +214,12 @@ class Cluster:
             self.stop(index)
 
 
+def threads_of_workers() -> set[threading.Thread]:
+    """Those that are alive now."""
+    names = ("ps-member", "ps-heartbeat", "ps-shard-", "ps-watch-")
+    return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
+
+
 def fresh_name() -> str:
     return f"job-{next(_numbers)}"
 

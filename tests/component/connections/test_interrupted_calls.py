@@ -17,7 +17,7 @@ from tests.component.interrupting import interrupted_at
 from tests.component.models import Mlp
 from tests.component.reference import alone, assert_same, seeded
 from tests.component.scripts import sgd, train
-from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers
+from tests.component.service import LIMIT_S, Cluster, fresh_name, run_workers, threads_of_workers
 from tests.inside import steps_of
 from tests.until import until
 
@@ -46,11 +46,6 @@ def test_wherever_ctrl_c_lands_in_connect_nobody_is_in_the_job_who_would_not_lea
         line += STRIDE
     assert line > 500
     until(lambda: threads_of_workers() <= before, "nothing is left of those who were interrupted")
-
-
-def threads_of_workers() -> set[threading.Thread]:
-    names = ("ps-member", "ps-heartbeat", "ps-shard", "ps-watch")
-    return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
 
 
 def test_ctrl_c_once_more_while_an_interrupted_connect_leaves_ends_its_heartbeats(

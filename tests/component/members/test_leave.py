@@ -22,7 +22,15 @@ from tests.component.interrupting import interrupted_at
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import seeded
 from tests.component.scripts import sgd, train
-from tests.component.service import LIMIT_S, Cluster, LoopThread, fresh_name, run_workers, together
+from tests.component.service import (
+    LIMIT_S,
+    Cluster,
+    LoopThread,
+    fresh_name,
+    run_workers,
+    threads_of_workers,
+    together,
+)
 from tests.inside import link_of, tables_of
 from tests.until import until
 
@@ -100,22 +108,17 @@ def test_ctrl_c_while_leave_settles_a_step_leaves_nonetheless(cluster: Cluster):
 @pytest.mark.parametrize("first", range(6))
 def test_wherever_ctrl_c_lands_in_leave_a_second_leave_leaves(cluster: Cluster, first: int):
     """Then the number is free, and no thread is left."""
-
-    def mine() -> set[threading.Thread]:
-        names = ("ps-member", "ps-heartbeat", "ps-shard-", "ps-watch-")
-        return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
-
     job, model = fresh_name(), seeded(Mlp)
     interrupted, point = True, first
     while interrupted:
-        before = mine()
+        before = threads_of_workers()
         worker = ps.connect(servers=cluster.servers, job=job, worker=0)
         optimizer: Any = worker.wrap(sgd(model), model, overlap=True)
         loss_of(model, 0, 0).backward()
         interrupted = interrupted_at(point, worker.leave)
         worker.leave()
         assert tables_of(optimizer)[0]._buckets[0]._handles == []
-        assert mine() <= before
+        assert threads_of_workers() <= before
         model.zero_grad()
         point += 6
     assert point > 60
