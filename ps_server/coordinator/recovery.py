@@ -5,7 +5,8 @@ job, together: one that goes on with newer state beside one with older would be 
 is lost, and its members are told so.
 
 A coordinator that was started again leaves jobs that have snapshots asleep, ended ones too, until somebody
-comes to one. While a job goes back nobody joins it, and no order goes out but for that.
+comes to one. While a job goes back nobody joins it, and no order goes out but for that. Jobs go back beside
+each other: what one's snapshot takes is no other's matter.
 
 Used on the event loop only.
 """
@@ -13,10 +14,11 @@ Used on the event loop only.
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from ps_server.agreement.refusals import too_many_jobs
@@ -49,8 +51,22 @@ from ps_wire.v1 import spec_pb2
 AGAIN_S = 0.2
 LIST_AGAIN_S = 2.0
 LOAD_LIMIT_S = 600.0  # for a shard to read its part
-TRIES = 16  # snapshots of a job, the newest first: each costs a generation
+TRIES = 16  # snapshots of a job, the newest first; together they cost a generation
 RESTORES, RESTORES_WITHIN_S = 4, 600.0  # that people may ask for, of one job
+REFUSED_S = 10.0  # who comes to a job that could not go back hears why, for so long; then it is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a job could not go back, and until when that is not tried again.
+
+    Attributes:
+        error: for who comes to the job.
+        until_s: of the monotonic clock.
+    """
+
+    error: PsError
+    until_s: float
 
 
 class Recovery:
@@ -90,25 +106,24 @@ class Recovery:
         self._on_restored = on_restored
         self._scheduler = scheduler
         self._went_to: dict[str, str] = {}  # job -> snapshot
-        self._refused: dict[str, PsError] = {}  # jobs whose snapshot cannot be used here; nobody knows them
+        self._refused: dict[str, _Refusal] = {}  # jobs whose snapshot cannot be used here; nobody knows them
         self._lost: set[int] = set()
-        self._pending: set[str] = set()
-        self._current = ""  # the job that goes back now
+        self._pending: set[str] = set()  # jobs that are to go back, some of them once more
+        self._going: dict[str, asyncio.Task[None]] = {}  # jobs that go back now
         self._asleep: set[str] = set()  # jobs with snapshots that nobody has come to
         self._listed = True  # that they are known
-        self._task: asyncio.Task[None] | None = None
+        self._listing: asyncio.Task[None] | None = None
 
     @property
     def idle(self) -> bool:
         """Whether no job goes back, or is about to; jobs to sleep on may still be looked for."""
-        return not self._pending and not self._current
+        return not self._going
 
     @property
     def absent(self) -> dict[str, str]:
         """Jobs that have snapshots and are not held by the servers yet: name -> what becomes of it."""
-        going_back = self._pending | ({self._current} if self._current else set())
         asleep = self._asleep | self._refused.keys()
-        states = dict.fromkeys(asleep, "asleep") | dict.fromkeys(going_back, "going back")
+        states = dict.fromkeys(asleep, "asleep") | dict.fromkeys(self._going, "going back")
         return {name: states[name] for name in sorted(states.keys() - self._runners.keys())}
 
     def check(self, job: str) -> None:
@@ -117,21 +132,22 @@ class Recovery:
         Raises:
             ServerNotReady: come again.
             JobFull: there are too many jobs for another one.
-            MemoryLimitExceeded: its snapshot did not fit into the servers; it is tried again for the next
-                one who comes.
+            MemoryLimitExceeded: its snapshot did not fit into the servers; it is tried again for who comes
+                `REFUSED_S` later.
             SnapshotUnusable: its snapshots are of another number of servers, and parts of them are not here;
                 the same.
         """
-        if (refused := self._refused.pop(job, None)) is not None:
+        if (refused := self._refused.get(job)) is not None:
+            if self._clock() < refused.until_s:
+                raise refused.error
+            del self._refused[job]
             self._asleep.add(job)
-            raise refused
         if job in self._asleep:
             if len(self._runners) >= MAX_JOBS:
                 raise too_many_jobs(MAX_JOBS)
             self._asleep.discard(job)
-            self._pending.add(job)
-            self._start()
-        if not self._listed or job in self._pending or job == self._current:
+            self._start(job)
+        if not self._listed or job in self._going:
             raise ServerNotReady(f"servers have come back, and job {job} is going back to its snapshot")
 
     def sleeps(self, job: str) -> bool:
@@ -140,31 +156,30 @@ class Recovery:
         Raises:
             ServerNotReady: it goes back to a snapshot now, or may be about to.
         """
-        if not self._listed or job in {*self._pending, self._current}:
+        if not self._listed or job in self._going:
             raise ServerNotReady(f"job {job} is going back to its snapshot: drop it when it has")
-        return job in self._asleep
+        return job in self._asleep or job in self._refused
 
     def dismiss(self, job: str) -> None:
         """The job was dropped: it is not woken any more."""
         self._asleep.discard(job)
+        self._refused.pop(job, None)
 
     def begin(self) -> None:
         """The coordinator has started: jobs go on from their snapshots when somebody comes to them."""
         if self._snapshots is not None:
             self._listed = False
-            self._start()
+            self._listing = watched.endless_task("looking for jobs to go back", self._list, log=logger)
 
     def lost(self, shard: int) -> None:
         """A shard came back without what it held: every job had a slice of its weights there."""
         self._lost.add(shard)
         for runner in self._runners.values():
             runner.loses(shard)
-        self._pending |= self._runners.keys()
         self._asleep |= self._refused.keys()  # the shard may have come back with more memory
         self._refused.clear()
-        if self._current:
-            self._pending.add(self._current)
-        self._start()
+        for job in self._runners.keys() | self._going.keys():
+            self._start(job)
 
     async def go_back(self, job: str, snapshot: str) -> int:
         """A person wants it: a job goes back to its newest snapshot, as if a shard had been lost.
@@ -201,45 +216,46 @@ class Recovery:
         self._went_to.pop(job, None)
         self._asleep.discard(job)
         self._refused.pop(job, None)
-        self._pending.add(job)
-        await asyncio.wait([self._start()])
+        await asyncio.wait([self._start(job)])
         if (refused := self._refused.get(job)) is not None:
-            raise refused
+            raise refused.error
         if self._went_to.get(job) != snapshot:
             raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
         return saved.step
 
     def stop(self) -> None:
         """Ends what is under way."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._listing, *self._going.values()):
+            if task is not None:
+                task.cancel()
 
-    def _start(self) -> asyncio.Task[None]:
-        if self._task is None:
-            self._task = watched.endless_task("going back to snapshots", self._run, log=logger)
-        return self._task
+    def _start(self, job: str) -> asyncio.Task[None]:
+        """The job goes back, once more if it does now."""
+        self._pending.add(job)
+        if job not in self._going:
+            self._going[job] = watched.endless_task(
+                f"going back of job {job}", partial(self._run, job), log=logger
+            )
+        return self._going[job]
 
-    async def _run(self) -> None:
-        try:
-            await self._list()
-            while self._pending:
-                name = self._current = self._pending.pop()
-                try:
-                    await self._recover(name)
-                except Exception:  # noqa: BLE001 - the other jobs are not to wait for ever
-                    logger.exception("job %s: bug while it goes back to its snapshot", name)
-                    await self._give_up(name)
-        finally:
-            self._current = ""
-            if not isinstance(sys.exception(), Exception):  # else it begins again, with those that are left
-                self._task = None
-                self._lost.clear()
+    async def _run(self, name: str) -> None:
+        while name in self._pending:
+            self._pending.discard(name)
+            try:
+                await self._recover(name)
+            except Exception:  # noqa: BLE001 - its members are not to wait for ever
+                logger.exception("job %s: bug while it goes back to its snapshot", name)
+                await self._give_up(name)
+        del self._going[name]
+        if not self._going:
+            self._lost.clear()
 
     async def _list(self) -> None:
         """Finds the jobs to sleep on: none of them is to begin anew where storage does not answer."""
         while not self._listed and self._snapshots is not None:
             try:
-                self._asleep = set(await asyncio.to_thread(self._snapshots.jobs)) - self._runners.keys()
+                found = set(await asyncio.to_thread(self._snapshots.jobs))
+                self._asleep = found - self._runners.keys() - self._going.keys() - self._refused.keys()
                 self._listed = True
             except PsError as error:
                 logger.error("nobody can join: %s; trying again", error)
@@ -255,13 +271,15 @@ class Recovery:
         self._pending.discard(name)  # all that was lost until here it goes back for now
         snapshots = self._saved(name)
         elsewhere: SnapshotUnusable | None = None
+        generation = 0  # one for all that are tried: nobody joins between
         for _ in range(TRIES):
-            saved = await asyncio.to_thread(next, snapshots, None)
+            saved = await self._fleet.beside.run(name, next, snapshots, None)
             if saved is None:
                 break
             try:
                 _check_same(runner, saved)
-                floor = await self._restore(saved)
+                generation = generation or self._fleet.registry.generations.next()
+                await self._fleet.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
             except ServerNotReady as error:  # a shard has gone again: from the beginning
                 logger.warning("job %s: %s", name, error)
                 self._pending.add(name)
@@ -274,21 +292,27 @@ class Recovery:
                     "larger --memory-limit",
                     **error.facts,
                 )
-                logger.error("%s", too_large.message)
-                self._refused[name] = too_large
+                self._complain(name, "%s", too_large.message)
+                self._refuse(name, too_large)
                 await self._give_up(name, too_large)
                 return
             except PsError as error:
-                logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)
+                self._complain(name, "snapshot %s cannot be used: %s", saved.snapshot, error)
                 elsewhere = elsewhere or self._of_others(saved, error)
                 continue
             if name in self._pending:  # a shard that had read its part has lost it while others still read
                 return
-            self._go_on(runner or self._runner_of(saved.job), saved, floor)
+            self._go_on(runner or self._runner_of(saved.job), saved, floor_of(generation))
             return
         if elsewhere is not None and runner is None:  # it is not to begin anew beside what was trained
-            self._refused[name] = elsewhere
+            self._refuse(name, elsewhere)
         await self._give_up(name)
+
+    def _refuse(self, name: str, error: PsError) -> None:
+        self._refused[name] = _Refusal(error, self._clock() + REFUSED_S)
+
+    def _complain(self, name: str, text: str, *facts: object) -> None:
+        self._fleet.own.complaints.say(logging.ERROR, f"job {name}", text, *facts)
 
     def _of_others(self, saved: SavedJob, error: PsError) -> SnapshotUnusable | None:
         """The error where a snapshot lacks parts that other servers than these have written: what to do."""
@@ -305,12 +329,6 @@ class Recovery:
     def _saved(self, name: str) -> Iterator[SavedJob]:
         """One after the other, on another thread: each may be large."""
         return iter(self._snapshots.saved(name) if self._snapshots is not None else ())
-
-    async def _restore(self, saved: SavedJob) -> int:
-        """All shards load their parts; returns the last incarnation that is over."""
-        generation = self._fleet.raise_generation()
-        await self._fleet.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
-        return floor_of(generation)
 
     def _go_on(self, runner: JobRunner, saved: SavedJob, floor: int) -> None:
         name = saved.job.name
@@ -362,7 +380,7 @@ def _check_same(runner: JobRunner | None, saved: SavedJob) -> None:
 
 
 def floor_of(generation: int) -> int:
-    """The last incarnation of workers that is over when shards have been restored as of this generation.
+    """The last incarnation of workers that is over when shards have been restored under this generation.
 
     Whoever restores may not know how often workers have joined: it is above all that could have been given.
     """
@@ -370,12 +388,11 @@ def floor_of(generation: int) -> int:
 
 
 def restoration(saved: SavedJob, generation: int) -> pb.Order:
-    """The order for every shard to load its part, as of this generation."""
+    """The order for every shard to load its part, under this generation."""
     restore = pb.Restore(
         job=saved.job,
         tables=[table_to_proto(spec) for spec in saved.tables],
         snapshot=saved.snapshot,
-        generation=generation,
         incarnation=floor_of(generation),
         step=saved.step,
         steps={table: max(clocks.values(), default=0) for table, clocks in saved.clocks.items()},

@@ -109,7 +109,6 @@ def _restore(shard: Shard, order: pb.Restore, number: int) -> Figures:
         job=order.job,
         tables=[table_from_proto(table) for table in order.tables],
         snapshot=order.snapshot,
-        generation=order.generation,
         incarnation=order.incarnation,
         step=order.step,
         opening=number,

@@ -19,7 +19,6 @@ def restore(
     job: spec_pb2.Job,
     tables: Sequence[TableSpec],
     snapshot: str,
-    generation: int,
     incarnation: int,
     step: int,
     opening: int = 0,
@@ -31,7 +30,6 @@ def restore(
         job: what it is.
         tables: by number; they have not started.
         snapshot: its name.
-        generation: of the shard from now on.
         incarnation: workers' incarnations up to this one are over; they are told so.
         step: of the snapshot.
         opening: number of the order.
@@ -44,7 +42,6 @@ def restore(
         before = shard.end(job.name)
         if before is not None:
             before.sever()  # its workers hear why when they connect again
-        shard.become(generation)
         shard.put(
             ShardJob(
                 name=job.name,

@@ -62,7 +62,8 @@ class Shard:
         snapshots: of its jobs.
         complaints: lines of the log about peers that are refused.
         traffic: of all connections.
-        generation: of what it holds, and of its connections: older ones are refused; 0: none yet.
+        generation: that it was given when it came as this shard, with what it holds, and of its
+            connections: those of others are refused; 0: none yet.
         open_part: opens this shard's part of a snapshot: (job, its name, tables) -> a block that yields what
             reads one of these tables: (plan, table) -> state; raises where that cannot be done.
         reports: of norms and of backup workers, to the coordinator.

@@ -550,7 +550,7 @@ class Granted(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., coordinator: _Optional[int] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("job", "tables", "snapshot", "generation", "incarnation", "step", "steps")
+    __slots__ = ("job", "tables", "snapshot", "incarnation", "step", "steps")
     class StepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -561,18 +561,16 @@ class Restore(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     job: _spec_pb2.Job
     tables: _containers.RepeatedCompositeFieldContainer[_spec_pb2.Table]
     snapshot: str
-    generation: int
     incarnation: int
     step: int
     steps: _containers.ScalarMap[int, int]
-    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.Table, _Mapping]]] = ..., snapshot: _Optional[str] = ..., generation: _Optional[int] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    def __init__(self, job: _Optional[_Union[_spec_pb2.Job, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[_spec_pb2.Table, _Mapping]]] = ..., snapshot: _Optional[str] = ..., incarnation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class AdmitMember(_message.Message):
     __slots__ = ("job", "worker", "incarnation", "clocks", "reader")

@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         name="recovery: who comes again to a job that did not fit begins it anew",
         file="ps_server/coordinator/recovery.py",
-        text="            self._asleep.add(job)\n            raise refused\n",
-        fault="            raise refused\n",
+        text="            del self._refused[job]\n            self._asleep.add(job)\n",
+        fault="            del self._refused[job]\n",
         tests=(GOING_BACK,),
     ),
     Mutant(

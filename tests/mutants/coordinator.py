@@ -641,7 +641,7 @@ MUTANTS = (
         tests=("tests/unit/ps_server/coordinator/fleet/test_registry.py",),
     ),
     Mutant(
-        name="standings: a shard that missed a rollback keeps what it holds",
+        name="standings: a shard that has not heard what it was given keeps what it holds",
         file=STANDINGS,
         text="return self.known[message.shard][1], boot != message.boot or void",
         fault="return self.known[message.shard][1], boot != message.boot",

@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         name="a coordinator that looks for snapshots hands nothing off",
         file="ps_server/coordinator/recovery.py",
-        text="        return not self._pending and not self._current\n",
-        fault="        return self._task is None\n",
+        text="        return not self._going\n",
+        fault="        return not self._going and self._listed\n",
         tests=(STARTS,),
     ),
     Mutant(

@@ -14,7 +14,7 @@ from ps_server.agreement.messages import attendance_from_proto
 from ps_server.coordinator.fleet.ballots import FIRST_ROUNDS, SECOND_ROUNDS, Decision
 from ps_server.coordinator.fleet.fleet import _tables_of
 from ps_server.coordinator.jobs.actions import ToMember, ToShards
-from ps_server.coordinator.recovery import floor_of, restoration
+from ps_server.coordinator.recovery import restoration
 from ps_wire.errors import PsError, ServerNotReady
 from ps_wire.frames.messages import refused_from_proto, refused_to_proto
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -66,7 +66,7 @@ class CoordinatorVisit(MemberVisit):
         assert self.sent is self.waits is None
         assert self.shards._complete.is_set()
         self.recovers = "loads"
-        self._order(restoration(self.of.saved[snapshot], self.shards.raise_generation()))
+        self._order(restoration(self.of.saved[snapshot], self.shards.registry.generations.next()))
 
     def _on_report(self, shard: int, text: bytes) -> None:
         """As `Fleet.reported`; a shard that does not follow is not heard."""
@@ -113,9 +113,6 @@ class CoordinatorVisit(MemberVisit):
         if pb.OrderDone.FromString(text).number != pb.Order.FromString(order).number:
             return
         self.sent = order, boot, (text, answers[1]) if shard == 0 else (answers[0], text)
-        restore = pb.Order.FromString(order)
-        if shard == 0 and restore.WhichOneof("kind") == "restore":
-            self.own.generation = restore.restore.generation
         self._answered()
 
     def _answered(self) -> None:
@@ -165,7 +162,7 @@ class CoordinatorVisit(MemberVisit):
             return
         saved = self.of.saved[restore.snapshot]
         room = self.room = self.room or self.room_of(saved.job)
-        self.recovery._go_on(room, saved, floor_of(restore.generation))
+        self.recovery._go_on(room, saved, restore.incarnation)
         self.recovers = ""
         for member in room.job.roster.returning():
             assert room.leases._terms_s[member.worker, member.incarnation] > 0

@@ -165,7 +165,7 @@ class MemberVisit:
     def give(self, given: Input) -> None:
         name, *what = given
         # as `Recovery.check` looks at it
-        self.recovery._current = JOB if self.recovers else ""
+        self.recovery._going = cast(Any, {JOB: None} if self.recovers else {})
         getattr(self, f"_on_{name}")(*what)
 
     def join(self, worker: int, before: int) -> None:

@@ -24,8 +24,9 @@ import torch
 
 import ps_worker as ps
 from ps_server.coordinator.allowance import Allowance
-from ps_server.coordinator.recovery import RESTORES, RESTORES_WITHIN_S
+from ps_server.coordinator.recovery import REFUSED_S, RESTORES, RESTORES_WITHIN_S
 from ps_server.coordinator.snapshots.durability import Durability
+from ps_server.rpc.complaints import MAX_LINES
 from ps_server.shard.state.snapshot_reader import SnapshotReader
 from ps_server.shard.state.snapshot_writer import FACTS
 from ps_server.shard.state.snapshots import MAX_ARRIVING
@@ -40,10 +41,11 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
+from tests.component.joining import joins
 from tests.component.service import Cluster, LoopThread, together
 from tests.security import manifest_mutations as mutations
 from tests.security.brought import Brought, bring, restore, take
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 JOB, BESIDE = "evil", "beside"
 PIECE = "shard-0-of-1.safetensors"
@@ -334,11 +336,12 @@ def test_a_job_goes_back_only_so_often(
     monkeypatch.setattr(recovery, "_restores", Allowance(RESTORES, RESTORES_WITHIN_S))
     often = of_job(honest, "often")
     name = bring(channel, often)
-    before = service.shards[0].shard.generation
+    generations = service.coordinator._fleet.registry.generations
+    before = generations._last
     for _ in range(RESTORES):
         restore(channel, often.job, name)
         now_s[0] += 1.0
-    generation = service.shards[0].shard.generation
+    generation = generations._last
     assert generation >= before + RESTORES  # one that is tried again takes another
     for _ in range(3):
         with pytest.raises(
@@ -346,9 +349,49 @@ def test_a_job_goes_back_only_so_often(
         ) as refused:
             restore(channel, often.job, name)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert service.shards[0].shard.generation == generation
+    assert generations._last == generation
     now_s[0] += RESTORES_WITHIN_S
     restore(channel, often.job, name)
+
+
+def test_who_joins_again_and_again_has_a_snapshot_that_cannot_be_used_tried_only_so_often(
+    service: Cluster, honest: Brought, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch, caplog: Any
+):
+    """Each try takes a generation and lines of the log; until the next, who comes hears what the last said."""
+    recovery, now_s = service.coordinator._recovery, [1e6]
+    monkeypatch.setattr(recovery, "_clock", lambda: now_s[0])
+    elsewhere = of_two_servers(of_job(honest, "elsewhere"))
+    for _ in range(3):
+        name = bring(channel, elsewhere)
+    with pytest.raises(grpc.RpcError, match="is of 2 servers, here are 1"):
+        restore(channel, elsewhere.job, name)
+    generations = service.coordinator._fleet.registry.generations
+    before = generations._last
+    for _ in range(20):
+        refused = joins(service, elsewhere.job, 0).refused
+        assert (refused.error, "is of 2 servers" in refused.message) == ("SnapshotUnusable", True)
+    assert generations._last == before
+    now_s[0] += REFUSED_S
+    told = [joins(service, elsewhere.job, 0).refused.error for _ in range(2)]
+    assert told[0] == "ServerNotReady"
+    until(lambda: recovery.idle, "it was tried again")
+    assert joins(service, elsewhere.job, 0).refused.error == "SnapshotUnusable"
+    assert generations._last == before + 1  # for all snapshots that are tried
+    lines = [
+        line for line in caplog.text.splitlines() if "job elsewhere" in line and "cannot be used" in line
+    ]
+    assert 0 < len(said) <= MAX_LINES
+
+
+def of_two_servers(honest: Brought) -> Brought:
+    """The same, of two servers, whose parts are not here."""
+    body = mutations.body_of(honest.manifest)
+    (part,) = [file for file in body["files"] if file["name"].startswith("shard")]
+    body["files"].remove(part)
+    body["files"] += [{**part, "name": f"shard-{index}-of-2.safetensors"} for index in range(2)]
+    body["num_shards"] = 2
+    files = {name: blob for name, blob in honest.files.items() if not name.startswith("shard")}
+    return replace(honest, manifest=mutations.signed(body), files=files)
 
 
 def test_what_a_job_may_have_brought_at_once_is_bounded(service: Cluster):

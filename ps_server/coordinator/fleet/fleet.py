@@ -271,10 +271,6 @@ class Fleet:
         carried_out = self._lanes.submit(job_of(order), partial(self._own.execute, order))
         return asyncio.wrap_future(carried_out, loop=self._loop)
 
-    def raise_generation(self) -> int:
-        """All shards are about to hold something else: one new generation, which the order for it names."""
-        return self.registry.raise_all()
-
     async def order(
         self,
         order: pb.Order,

@@ -2,8 +2,9 @@
 
 A process that starts draws a boot, which stands for what it holds: whoever comes with the same boot is a
 process that follows again, or one that took up what its predecessor handed off. What it holds counts if it is
-of the generation that the shard is of; else a rollback has gone past it, and it is lost. Who comes with
-another boot holds nothing, and the one before it, if it lives, is fenced.
+of the generation that the shard is of; else it is of a time before this coordinator, and lost. Who comes with
+another boot holds nothing, and the one before it, if it lives, is fenced. A job that goes back changes
+neither: who missed the order for it gets the same order again, so it is of no concern to other jobs.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class ShardRegistry:
 
         Returns:
             Its generation; what it holds is void if that is not the one that it had. And whether this
-            shard's part of the jobs is lost: another process has held it, or it is void, for a rollback that
-            this one has not heard of is under way.
+            shard's part of the jobs is lost: another process has held it, or it is void, for it has not heard
+            yet which generation this coordinator has given it.
 
         Raises:
             Fenced: a newer process has this shard; or shards have followed a newer coordinator than this.
@@ -60,12 +61,6 @@ class ShardRegistry:
             self.known[message.shard] = message.boot, self.generations.next()
         void = generation > 0 and message.generation not in (0, generation)
         return self.known[message.shard][1], boot != message.boot or void
-
-    def raise_all(self) -> int:
-        """Takes one new generation for all: what every shard holds is about to be replaced."""
-        generation = self.generations.next()
-        self.known = {shard: (boot, generation) for shard, (boot, _) in self.known.items()}
-        return generation
 
     def dump(self) -> list[list[Any]]:
         """Who the shards are, for JSON."""

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
 import ps_server.coordinator.jobs.runner
 import ps_worker as ps
-from ps_wire.access.channel import CLIENT
 from ps_wire.errors import InternalError
-from ps_wire.frames.frame import PROTOCOL
-from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1 import spec_pb2
-from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
+from tests.component.joining import joins
 from tests.component.service import Cluster, fresh_name, run_workers, together
 from tests.until import LIMIT_S
 
@@ -66,19 +60,6 @@ def test_a_table_that_takes_long_to_allocate_holds_up_its_own_job_only(
             slow.go.set()
 
     assert together([lambda: run_workers(cluster, train, job=slow_job), others]) == [[3], [3, 3]]
-
-
-def joins(cluster: Cluster, job: str, worker: int) -> pb.MemberReply:
-    """What a worker is told that asks once to be let in."""
-    wanted = spec_pb2.Job(name=job, consistency="bsp", num_workers=2, min_workers=1, nonfinite="error")
-    join = pb.Join(protocol=PROTOCOL, job=wanted, worker=worker, host="h", pid=1, lease_s=LIMIT_S)
-    said: queue.SimpleQueue[pb.MemberRequest | None] = queue.SimpleQueue()
-    said.put(pb.MemberRequest(join=join))
-    with grpc.insecure_channel(cluster.servers.split(",")[0], options=CLIENT) as channel:
-        replies = CoordinatorStub(channel).Member(iter(said.get, None), timeout=LIMIT_S)
-        reply: pb.MemberReply = next(replies)
-        said.put(None)
-    return reply
 
 
 @pytest.mark.parametrize(("how", "shard"), [("late", 1), ("fails", 1), ("fails", 0)])

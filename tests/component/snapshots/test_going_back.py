@@ -14,6 +14,7 @@ from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
 from ps_server.coordinator import recovery
 from ps_server.coordinator.fleet.generations import Generations
+from ps_server.coordinator.recovery import REFUSED_S
 from ps_server.coordinator.snapshots.attempt import SnapshotAttempt
 from ps_server.coordinator.state_store import CAPTURED
 from ps_wire.access.access import OPEN
@@ -148,19 +149,24 @@ def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(dura
         assert list(coordinator.runners) == [job]
 
 
-def test_a_snapshot_that_does_not_fit_into_the_memory_limit_is_kept_and_its_job_refused_by_name(durable):
+def test_a_snapshot_that_does_not_fit_into_the_memory_limit_is_kept_and_its_job_refused_by_name(
+    durable, monkeypatch
+):
     """Each time that somebody comes: nobody begins the job anew, and with more memory it goes on."""
-    job = fresh_name()
+    job, now_s = fresh_name(), [1e6]
     assert take_while_training(durable, job) is None
     store = durable.shards[0].shard.snapshots.store
     (name,) = store.names(job)
     durable.kill(0)
     durable._options["memory_limit_bytes"] = 1000
     durable.start_again(0)
-    for _ in "twice":
+    tried = durable.coordinator._recovery
+    monkeypatch.setattr(tried, "_clock", lambda: now_s[0])
+    for later_s in (0.0, REFUSED_S, 0.0):  # it is tried, tried again, and not
+        now_s[0] += later_s
         with pytest.raises(MemoryLimitExceeded, match=f"{name}, which is kept.*larger --memory-limit"):
             ps.connect(servers=durable.servers, job=job, num_workers=1)
-        assert durable.coordinator._recovery.absent == {job: "asleep"}
+        assert tried.absent == {job: "asleep"}
     assert durable.shards[0].shard.jobs() == ()
     durable.kill(0)
     durable._options["memory_limit_bytes"] = None

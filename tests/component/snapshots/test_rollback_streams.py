@@ -10,6 +10,7 @@ import ps_worker as ps
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import dial
+from ps_wire.errors import SnapshotUnusable
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_worker.model.model_table import pack
@@ -20,17 +21,11 @@ from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 
-def break_stream(cluster: Cluster, *, misses_a_rollback: bool = False) -> None:
+def break_stream(cluster: Cluster) -> None:
     """The stream of shard 1 ends; it has followed again on return."""
     shards = cluster.coordinator._fleet
     before = shards._registered[1]
-
-    def end() -> None:
-        if misses_a_rollback:  # of another job: the shard has not heard of it yet
-            shards.raise_generation()
-        before.outbox.put_nowait(None)
-
-    cluster._loop.loop.call_soon_threadsafe(end)
+    cluster._loop.loop.call_soon_threadsafe(before.outbox.put_nowait, None)
     until(lambda: shards._registered.get(1) not in (None, before), "it follows again")
 
 
@@ -77,7 +72,7 @@ def test_a_rolling_restart_of_shard_0_after_a_rollback_loses_nothing(durable, tm
 
 
 def test_a_job_goes_on_when_another_one_was_restored_and_a_stream_broke(durable, tmp_path):
-    """A restoration of one job raises the generation of all that a shard holds."""
+    """What a shard holds of other jobs is no other than before."""
     folder, names = tmp_path / "snapshots", [fresh_name(), fresh_name()]
     with (
         ps.connect(servers=durable.servers, job=names[0], num_workers=1) as one,
@@ -98,25 +93,111 @@ def test_a_job_goes_on_when_another_one_was_restored_and_a_stream_broke(durable,
         assert [sorted(held) for held in jobs(durable)] == [sorted(names)] * 2
 
 
-def test_a_shard_that_missed_a_rollback_of_one_job_has_the_others_go_back(durable, tmp_path, caplog):
-    """What it holds of them is void, too: it is said, and none of them is lost unnoticed."""
-    job = fresh_name()
-    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
-        table = table_of(worker)
-        step(table, 0)
-        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
-        step(table, 0)
-        with caplog.at_level("INFO", logger="ps_server"):
-            break_stream(durable, misses_a_rollback=True)
-            counts = durable.coordinator.runners[job].events.counts
-            until(lambda: counts["rollback"], "the job goes back")
-            with pytest.raises(ps.RolledBack) as error:
-                step(table, 0)
-        assert error.value.step == table.step == 1
-        step(table, 0)
-        assert jobs(durable) == [[job], [job]]
-        assert counts["lose"] == 1
-    assert f"job {job}: event=lose shard=1" in caplog.text
+@pytest.mark.parametrize("how", ["its stream breaks", "it is restarted"])
+def test_a_shard_that_cannot_use_the_snapshot_of_one_job_keeps_what_it_holds_of_others(
+    durable, tmp_path, how
+):
+    """A restore that it has refused is no reason to take it for a process that was left behind."""
+    folder, names = tmp_path / "snapshots", [fresh_name(), fresh_name()]
+    with (
+        ps.connect(servers=durable.servers, job=names[0], num_workers=1) as one,
+        ps.connect(servers=durable.servers, job=names[1], num_workers=1) as other,
+    ):
+        tables = [table_of(one), table_of(other)]
+        for table in tables:
+            step(table, 0)
+        snapshot = save(durable, str(folder), names[0], {0: pack({})})
+        damaged = folder / names[0] / snapshot / "shard-1-of-2.safetensors"
+        damaged.write_bytes(damaged.read_bytes()[:-8])
+        with pytest.raises(SnapshotUnusable):
+            durable.go_back(names[0], snapshot)
+        if how == "it is restarted":
+            durable.stop(1)
+            durable.start_again(1)
+        else:
+            break_stream(durable)
+        step(tables[1], 0)
+        assert tables[1].step == 2
+        assert durable.coordinator.runners[names[1]].events.counts["lose"] == 0
+        assert jobs(durable) == [[names[1]], [names[1]]]
+
+
+def test_a_stream_that_breaks_while_one_job_goes_back_costs_no_other_job_a_step(
+    durable, tmp_path, monkeypatch
+):
+    """The order comes again to the shard, which has carried it out meanwhile."""
+    folder, names = tmp_path / "snapshots", [fresh_name(), fresh_name()]
+    there, go = threading.Event(), threading.Event()
+    shard = durable.shards[1].shard
+    open_part = shard.open_part
+
+    def slowly(*asked):
+        there.set()
+        assert go.wait(LIMIT_S)
+        return open_part(*asked)
+
+    with (
+        ps.connect(servers=durable.servers, job=names[0], num_workers=1) as one,
+        ps.connect(servers=durable.servers, job=names[1], num_workers=1) as other,
+    ):
+        tables = [table_of(one), table_of(other)]
+        for table in tables:
+            step(table, 0)
+        snapshot = save(durable, str(folder), names[0], {0: pack({})})
+        monkeypatch.setattr(shard, "open_part", slowly)
+
+        def meanwhile() -> None:
+            assert there.wait(LIMIT_S)
+            shards = durable.coordinator._fleet
+            before = shards._registered[1]
+            durable._loop.loop.call_soon_threadsafe(before.outbox.put_nowait, None)
+            until(lambda: shards._registered.get(1) is not before, "its stream has ended")
+            go.set()
+
+        together([meanwhile, lambda: durable.go_back(names[0], snapshot)])
+        until(lambda: 1 in durable.coordinator._fleet._registered, "it follows again")
+        step(tables[1], 0)
+        assert tables[1].step == 2
+        with pytest.raises(ps.RolledBack):
+            step(tables[0], 0)
+        assert durable.coordinator.runners[names[1]].events.counts["lose"] == 0
+
+
+def test_jobs_go_back_beside_each_other(durable, tmp_path, monkeypatch):
+    """What one's snapshot takes, or where it lies, holds up nobody who comes to another one."""
+    slow, other = fresh_name(), fresh_name()
+    for job in (slow, other):
+        with ps.connect(servers=durable.servers, job=job, num_workers=1, worker=0) as worker:
+            step(table_of(worker), 0)
+            save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+            worker.finish()
+    durable.kill(0)
+    durable.start_again(0)
+    there, go = threading.Event(), threading.Event()
+    open_part = durable.shards[0].shard.open_part
+
+    def slowly(job, *asked):
+        if job == slow:
+            there.set()
+            assert go.wait(LIMIT_S)
+        return open_part(job, *asked)
+
+    monkeypatch.setattr(durable.shards[0].shard, "open_part", slowly)
+
+    def train(job: str) -> int:
+        with ps.connect(servers=durable.servers, job=job, num_workers=1, worker=0) as worker:
+            table = table_of(worker)
+            step(table, 0)
+            return table.step
+
+    def meanwhile() -> int:
+        assert there.wait(LIMIT_S)
+        try:
+            return train(other)
+        finally:
+            go.set()
+
+    assert together([lambda: train(slow), meanwhile]) == [2, 2]
 
 
 def test_a_worker_that_joined_after_the_snapshot_comes_back_with_the_others(durable, tmp_path):

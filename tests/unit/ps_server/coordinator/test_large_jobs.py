@@ -73,9 +73,7 @@ def test_its_table_fits_into_a_message_and_so_do_orders_with_it(table, job):
     """As a worker makes it, as shards open it, and as they restore it, with all that goes beside it."""
     made = table_to_proto(table)
     assert table_from_proto(made) == table
-    restore = pb.Restore(
-        job=job, tables=[made], snapshot="00000001-0123abcd", generation=1, incarnation=1 << 60
-    )
+    restore = pb.Restore(job=job, tables=[made], snapshot="00000001-0123abcd", incarnation=1 << 60)
     for message in (
         pb.MemberRequest(make_table=pb.MakeTable(table=made)),
         pb.Order(open_table=pb.OpenTable(job=job.name, table=made)),

@@ -54,31 +54,21 @@ def follow(it: Follower, standings: ShardRegistry) -> bool:
     return lost
 
 
-def restore(it: Follower, generation: int) -> None:
+def restore(it: Follower) -> None:
     it._shard.open_part = lambda *_: nullcontext()  # of a snapshot that has no table
     job = spec_pb2.Job(name="j", consistency="bsp", num_workers=1)
-    order = pb.Order(number=9, restore=pb.Restore(job=job, generation=generation, incarnation=1))
+    order = pb.Order(number=9, restore=pb.Restore(job=job, incarnation=1))
     done = it._execute(order)
     assert not done.HasField("refused")
 
 
 def test_a_shard_that_follows_again_after_a_rollback_keeps_what_it_was_restored_to():
-    """Its stream broke after it had loaded its part: it is of the rollback's generation."""
+    """Its stream broke after it had loaded its part: it is of the generation that it was given."""
     it, standings = follower(), ShardRegistry(Generations(None))
     assert not follow(it, standings)
-    restore(it, standings.raise_all())
+    restore(it)
     assert not follow(it, standings)
     assert [entry.name for entry in it._shard.jobs()] == ["j"]
-
-
-def test_a_shard_that_missed_a_rollback_is_restored_as_of_the_generation_that_it_is_granted():
-    """Its stream broke before the order came, which comes again: no worker takes it for an older process."""
-    it, standings = follower(), ShardRegistry(Generations(None))
-    follow(it, standings)
-    generation = standings.raise_all()
-    follow(it, standings)
-    restore(it, generation)
-    assert it._shard.generation == standings.known[1][1] == generation
 
 
 def test_an_order_that_comes_again_is_answered_and_not_carried_out_again():
@@ -159,7 +149,7 @@ async def meet(it: Follower, folder: Path) -> tuple[str, list[Fenced]]:
 def test_a_shard_that_comes_to_a_coordinator_that_was_left_behind_keeps_what_it_holds(tmp_path: Path):
     """It is that one which ends, and the shard goes on looking for the newer one, which it has followed."""
     it = follower(on_fenced=lambda error: pytest.fail(error.message), coordinator=7)
-    restore(it, generation=8)
+    restore(it)
     reason, fenced = asyncio.run(meet(it, tmp_path))
     assert "has followed a coordinator of generation 7" in reason
     assert [error.facts["coordinator"] for error in fenced] == [7]
