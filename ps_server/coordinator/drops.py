@@ -136,7 +136,7 @@ class Drops:
             self._scheduler.unbar(job)
 
     async def _drop(self, job: str, runner: JobRunner | None) -> Dropped:
-        snapshots = await asyncio.to_thread(self._mark, job)
+        snapshots = await self._fleet.beside.run(job, self._mark, job)
         error = dropped(job)
         state, tables, workers = "asleep", 0, tuple[str, ...]()
         if runner is not None:

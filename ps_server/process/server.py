@@ -174,11 +174,12 @@ class Server:
         following: asyncio.Task[None] | None = None
         hands_off = False
         if not stopped.done():
+            sockets.begin()
+            metrics.begin()
             if handed_off is not None:
                 await asyncio.to_thread(handed_off.use_up)  # and before anything is taken
             await server.start()
-            sockets.begin()
-            metrics.begin()
+            sockets.open()
             following = self._start_following(advertised)
             logger.info("serving on %s:%d", self._options.host, port)
             serving(advertised)

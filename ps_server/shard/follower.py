@@ -26,7 +26,6 @@ from ps_wire.access.status import error_of
 from ps_wire.access.tls_diagnosis import diagnose
 from ps_wire.errors import Fenced, ProtocolMismatch, PsError, ShardMismatch
 from ps_wire.frames.frame import PROTOCOL
-from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import coordinator_pb2_grpc as rpc
 
@@ -184,9 +183,8 @@ class Follower:
                 self._on_ready(True)
             case "prove":
                 answers.put_nowait(pb.FollowRequest(done=pb.OrderDone(number=order.number)))
-            case "decide":  # waits for no other order, and nobody for its answer
-                decided = asyncio.get_running_loop().run_in_executor(None, execute_order, self._shard, order)
-                watched.outcome("the decision of a step", decided, log=logger)
+            case "decide":  # waits for no other order, and nobody for its answer; others close the step
+                execute_order(self._shard, order)
             case _ if self._drained:
                 pass  # it comes again, to the successor
             case kind if kind in UNANSWERED:

@@ -171,12 +171,12 @@ class ShardJob:
         self.fenced[worker] = max(incarnation, self.fenced.get(worker, 0))
         return self.sessions.expel(worker)
 
-    def connect(self, worker: int, rank: int, session: Retirable) -> Retirable | None:
-        """A rank of a worker has a connection, its first one or another one; returns the one before."""
+    def connect(self, worker: int, rank: int, session: Retirable) -> tuple[Retirable | None, bool]:
+        """A rank of a worker connects; returns the connection before, and whether it had any: that is counted."""
         incarnation = self.known.get(worker, 0)
-        if self.sessions.connected.get((worker, rank)) == incarnation:
-            self.say(Event.RETRY, worker=worker, incarnation=incarnation)
-        return self.sessions.replace(worker, rank, incarnation, session)
+        again = self.sessions.connected.get((worker, rank)) == incarnation
+        self.events[Event.RETRY.value] += again
+        return self.sessions.replace(worker, rank, incarnation, session), again
 
     def say(self, event: Event, **facts: object) -> None:
         """Counts and logs an event."""

@@ -6,6 +6,7 @@ The lock of `ShardJobs` guards the maps; it is never held while tensors are work
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ import torch
 from ps_server.agreement.attendance import Choice
 from ps_server.agreement.messages import Report
 from ps_server.agreement.report_outlet import ReportOutlet
-from ps_server.events import Event
+from ps_server.events import Event, line_of
 from ps_server.log import logger
 from ps_server.rpc.complaints import Complaints
 from ps_server.shard.connection_tokens import ConnectionTokens, owner_of
@@ -150,6 +151,7 @@ class Shard:
                 make_optimizer=self._make_optimizer,
                 report=self.reports.send,
                 submit=self._submit,
+                complaints=self.complaints,
             )
             for worker, (incarnation, clocks) in members.items():
                 table.join(worker, incarnation, clocks.get(spec.number, 0))
@@ -333,7 +335,11 @@ class Shard:
         with self._jobs.lock:
             entry = self._jobs.known(job)
             entry.check_known(worker, incarnation)
-            return entry.connect(worker, rank, session)
+            before, again = entry.connect(worker, rank, session)
+        if again:  # who has its connections break again and again has a few lines
+            line = line_of(Event.RETRY, {"worker": worker, "incarnation": incarnation})
+            self.complaints.say(logging.INFO, f"job {job}", "%s", line, of=(job, worker, "retry"))
+        return before
 
     def forget(self, job: str, worker: int, session: Retirable, outlet: Outlet, rank: int = 0) -> None:
         """A connection of this job is gone."""

@@ -310,6 +310,7 @@ def test_a_server_that_stops_frees_everything(carrier: str):
     shard = Shard(index=0, num_shards=1, memory_limit_bytes=None)
     sockets = socket_server.SocketServer(shard, host="127.0.0.1", port=0)
     sockets.begin()
+    sockets.open()
     (address,) = [offer.address for offer in sockets.offers if offer.name == carrier]
     with DOORS[carrier](address, "127.0.0.1:1", LIMIT_S) as client:
         client.sendall(b"P")

@@ -13,11 +13,13 @@ from typing import Any
 
 from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
 from ps_server.shard import hand_off
+from ps_server.shard.transport.socket_server import SocketServer
 
 POINT, FIFO = "START_POINT", "START_FIFO"
 FOUND = "what was handed off is read"
 BOUND = "all that can fail is done"
 USED = "the hand-off is used up"
+NO_THREAD = "there can be no more threads"
 LISTING = "jobs that have snapshots are looked for"  # on shard 0, which serves by then
 
 
@@ -46,6 +48,11 @@ def install() -> None:
         _stand(LISTING)
         return jobs(it)
 
+    def no_thread(_: SocketServer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if os.environ[POINT] == NO_THREAD:
+        SocketServer.begin = no_thread  # type: ignore[method-assign]
     hand_off.find = found
     hand_off.FoundHandOff.use_up = used_up  # type: ignore[method-assign]
     SavedJobs.jobs = listed  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ import torch
 from tests.faults.restarting import Restarting, Run
 from tests.integration.processes import Process, Start, Zygote, ended
 
-from .start_points import BOUND, FOUND, LISTING, USED, environment
+from .start_points import BOUND, FOUND, LISTING, NO_THREAD, USED, environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
@@ -58,6 +58,11 @@ class Starts:
                 assert code == 69, line
                 assert "cannot listen" in line
 
+    def no_thread(self) -> None:
+        process = self.begin(**environment(NO_THREAD, self._fifo))
+        assert process.wait_end() != 0
+        assert "can't start new thread" in process.text
+
     def killed_at(self, point: str) -> None:
         process = self.begin(**environment(point, self._fifo))
         process.wait_line("stands")
@@ -88,6 +93,7 @@ def test_a_start_that_fails_leaves_what_was_handed_off_to_the_next_one(
         assert restarting.processes[shard].wait_end() == 0
         if how == "port in use":
             starts.port_in_use()
+            starts.no_thread()
         elif how == "killed":
             starts.killed_at(FOUND)
             starts.killed_at(BOUND)

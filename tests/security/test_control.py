@@ -84,7 +84,7 @@ def test_bytes_that_are_no_message_are_the_callers_error(
             assert raised.value.code() is wanted, raised.value
     assert tracebacks(caplog) == []
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    own = [record for record in said if "more refusals" not in record.getMessage()]  # of earlier tests
+    own = [record for record in said if "more of these lines" not in record.getMessage()]  # of earlier tests
     assert len(own) <= 1
 
 

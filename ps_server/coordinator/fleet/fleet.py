@@ -262,8 +262,7 @@ class Fleet:
 
     def _decide_own(self, decision: Decision) -> None:
         if decision.beside:
-            decided = self._loop.run_in_executor(None, self._own.execute, decision.order)
-            watched.outcome("the decision of a step", decided, log=logger)
+            self._own.execute(decision.order)
         else:
             watched.outcome("the choice of a step", self._execute_own(decision.order), log=logger)
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ps_server.agreement.cut_points import clocks_of_snapshot, first_steps
 from ps_server.coordinator.fleet.fleet import Fleet
@@ -40,7 +42,10 @@ from ps_wire.v1 import coordinator_pb2 as pb
 CAPTURE_LIMIT_S = 60.0
 ARM_LIMIT_S = 10.0  # workers that hear nothing go on after 15 s
 LOOK_S = 0.05  # between two looks at the shards
+WRITERS = 4  # threads on which workers' files are written: its own, for slow storage holds up nobody else
 IN_ORDER = (MemberState.FINISHING, MemberState.FINISHED, MemberState.LEAVING, MemberState.LEFT)
+
+_Result = TypeVar("_Result")
 
 
 class SnapshotAttempt:
@@ -74,7 +79,7 @@ class SnapshotAttempt:
         self._name = ""
         self._members: dict[int, Member] = {}
         self._ready: dict[int, Mapping[int, int]] = {}
-        self._writes: dict[int, asyncio.Task[FileRecord]] = {}
+        self._writes: dict[int, asyncio.Future[FileRecord]] = {}
         self._steps: dict[int, dict[int, int]] = {}  # table -> worker -> the cut
         self._aborted: PsError | None = None
         self._shares: tuple[SavedEpoch, ...] | None = None  # at the cut
@@ -82,6 +87,7 @@ class SnapshotAttempt:
         self._ended = False  # the job has: it is of the end
         self._specs: tuple[TableSpec, ...] = ()  # as the shards cut them
         self._changed = asyncio.Event()
+        self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="ps-snapshot")
 
     # -- what members say, and what becomes of them ----------------------------------------------------
 
@@ -101,8 +107,7 @@ class SnapshotAttempt:
             if self._over:  # it is being given up: nothing is written where all is deleted
                 return
             file = worker_file(member.worker)
-            writing = asyncio.to_thread(self._store.write, self._job.name, self._name, file, [blob])
-            write = asyncio.ensure_future(writing)
+            write = self._on_storage(self._store.write, self._job.name, self._name, file, [blob])
             write.add_done_callback(lambda it: it.cancelled() or it.exception())  # of several, one is raised
             self._writes[member.worker] = write
             self._changed.set()
@@ -139,7 +144,13 @@ class SnapshotAttempt:
             CutAborted: it did not come about; another try may succeed.
             PsError: it could not be taken or written.
         """
-        self._name = await asyncio.to_thread(self._store.new_name, self._job.name)
+        try:
+            self._name = await self._on_storage(self._store.new_name, self._job.name)
+            return await self._take(lock)
+        finally:
+            self._threads.shutdown(wait=False)
+
+    async def _take(self, lock: asyncio.Lock) -> Manifest:
         stops = False
         try:
             async with lock:
@@ -260,13 +271,13 @@ class SnapshotAttempt:
         if ended and self._job.phase.has_final_state:
             blob = self._states.get(self._job.name, "final")
             records.append(
-                await asyncio.to_thread(self._store.write, self._job.name, self._name, FINAL_FILE, [blob])
+                await self._on_storage(self._store.write, self._job.name, self._name, FINAL_FILE, [blob])
             )
         counters = [json.loads(item.counters) for item in saved]
         manifest = self._describe(records, workers, counters, ended=ended)
         await asyncio.to_thread(self._fleet.registry.generations.check)  # nothing of one that is fenced
         self._check()
-        await asyncio.to_thread(self._store.complete, self._job.name, self._name, manifest)
+        await self._on_storage(self._store.complete, self._job.name, self._name, manifest)
         self._check()  # else it is deleted: its history was undone meanwhile
         self.progress = pb.SnapshotProgress(
             phase="done",
@@ -324,6 +335,9 @@ class SnapshotAttempt:
     def _order(self) -> pb.Save:
         return pb.Save(job=self._job.name, snapshot=self._name, number=self._number)
 
+    def _on_storage(self, work: Callable[..., _Result], *arguments: object) -> asyncio.Future[_Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments))
+
     async def _look(self) -> list[pb.Saved]:
         await asyncio.sleep(LOOK_S)
         saved = [done.saved for done in await self._fleet.order_each(pb.Order(look_save=self._order()))]
@@ -355,10 +369,10 @@ class SnapshotAttempt:
                 self._states.pop(self._job.name, f"{CAPTURED}/{worker}")
         if self.manifest is None and self._name:
             with suppress(PsError):
-                await asyncio.to_thread(self._store.delete, self._job.name, self._name)
+                await self._on_storage(self._store.delete, self._job.name, self._name)
             return
         try:
-            for name in await asyncio.to_thread(self._store.keep_last, self._job.name, self._keep):
+            for name in await self._on_storage(self._store.keep_last, self._job.name, self._keep):
                 logger.info("job %s: snapshot %s deleted", self._job.name, name)
         except PsError as error:
             logger.warning("job %s: %s", self._job.name, error)

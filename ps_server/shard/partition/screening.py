@@ -6,12 +6,14 @@ lock. They must not know frames or connections.
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Sequence
 
 import torch
 
-from ps_server.log import logger
+from ps_server.rpc.complaints import Complaints
 from ps_server.shard.optimizer.mean import Mean, Scratch, is_plain, mean
 from ps_server.shard.partition.gradient import gradient_of, terms_of
 from ps_server.shard.partition.inputs import Contribution
@@ -48,18 +50,22 @@ def first_nonfinite(values: torch.Tensor, pieces: Sequence[Piece]) -> Piece | No
 
 
 class Screen:
-    """The choice of a job, for one table.
+    """The choice of a job, for one table. Thread-safe: all its cells have it.
+
+    `_lock` guards of whom it was said lately; nothing else is taken under it.
 
     Attributes:
         active: whether contributions are looked at.
     """
 
-    def __init__(self, choice: NonFinite, *, job: str, spec: TableSpec) -> None:
+    def __init__(self, choice: NonFinite, *, job: str, spec: TableSpec, complaints: Complaints) -> None:
         self.active = choice is not NonFinite.APPLY
         self._tells = choice is NonFinite.ERROR
         self._job = job
         self._spec = spec
-        self._warned: tuple[int, int] | None = None
+        self._complaints = complaints
+        self._lock = threading.Lock()
+        self._warned: dict[int, int] = {}  # worker, -1 for all -> the newest step of which it was said
 
     def found(self, worker: int, step: int, piece: Piece, sent: torch.dtype) -> NonFiniteGradient | None:
         """A contribution that travelled as `sent` was withheld; the error for its sender, if it gets one."""
@@ -72,21 +78,28 @@ class Screen:
             table=self._spec.number,
             step=step,
         )
-        self._warn(error.message, (worker, step))
+        self._warn(error.message, worker, step)
         return error if self._tells else None
 
     def overflowed(self, step: int, partition: int) -> None:
         """All contributions were withheld: each is finite, and their weighted mean is not."""
         self._warn(
             f"the mean of finite gradients overflowed in step {step} on partition {partition}: not applied",
-            (-1, step),
+            -1,
+            step,
         )
 
-    def _warn(self, text: str, of: tuple[int, int]) -> None:
+    def _warn(self, text: str, worker: int, step: int) -> None:
         """Once per worker and step, not per partition; where they are skipped the first one only."""
-        if self._warned is None or (self._tells and self._warned != of):
-            self._warned = of
-            logger.warning("job %s table %d: %s", self._job, self._spec.number, text)
+        with self._lock:
+            known = step <= self._warned.get(worker, -1) if self._tells else bool(self._warned)
+            if not known:
+                self._warned[worker] = step
+        if not known:
+            of = (self._job, self._spec.number, "not finite")
+            self._complaints.say(
+                logging.WARNING, f"job {self._job} table {self._spec.number}", "%s", text, of=of
+            )
 
 
 class Screening:

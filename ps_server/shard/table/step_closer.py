@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from ps_server.agreement.attendance import Attendance, Choice, TableAttendance
@@ -83,15 +83,14 @@ class StepCloser:
         return None if found is None else self._norm(*found)
 
     def decide(self, step: int, scale: float) -> None:
-        """All shards have reported this step: it closes with this scale. Another step is ignored."""
-        with self._deciding:
-            if self._clipping is None or not self._clipping.decided(step):
-                return
-            now_s = time.monotonic()
-            for cell in reversed(self._cells.values()):  # the first layers' weights leave first
-                cell.decide(step, scale, now_s)
-                self.check_hyper(cell, step)
-        self.settle()
+        """All shards have reported this step: it closes with this scale. Another step is ignored.
+
+        Where steps are closed on other threads, this one is, too.
+        """
+        if self._submit is None:
+            self._decide(step, scale)
+        else:
+            self._submit(partial(self._decide, step, scale))
 
     def reopen(self, membership_epoch: int) -> None:
         """Members have gone, in this epoch of the membership: see `Clipping.reopen`."""
@@ -111,7 +110,7 @@ class StepCloser:
 
     def choose(self, choice: Choice) -> None:
         """The coordinator has chosen what an open step takes, or where a late worker goes on."""
-        with self._deciding:
+        with self._telling(self._cells.values()), self._deciding:
             self._choose(choice)
         self.settle()
 
@@ -128,10 +127,11 @@ class StepCloser:
 
     def settle(self) -> None:
         """Acts where steps may have become complete, or workers late, on all cells of this shard."""
-        if self._tally is not None:
-            self._report_attendance(self._tally)
-        if self._clipping is not None:
-            self._close_clipped(self._clipping)
+        with self._telling(self._cells.values()):
+            if self._tally is not None:
+                self._report_attendance(self._tally)
+            if self._clipping is not None:
+                self._close_clipped(self._clipping)
 
     def later(self, index: int, close: Callable[[], None]) -> None:
         """Has a complete step of a cell closed, here or on another thread."""
@@ -157,6 +157,29 @@ class StepCloser:
 
     # -- inside ----------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _telling(self, cells: Iterable[Cell]) -> Iterator[None]:
+        """What is raised inside is our bug: all who wait for steps of these cells are told."""
+        try:
+            yield
+        except Exception as error:
+            for cell in cells:
+                cell.fail(InternalError.of(error))
+            raise
+
+    def _decide(self, step: int, scale: float) -> None:
+        with self._telling(self._cells.values()), self._deciding:
+            if self._clipping is None or not self._clipping.decided(step):
+                return
+            self._close_all(step, scale)
+        self.settle()
+
+    def _close_all(self, step: int, scale: float) -> None:
+        now_s = time.monotonic()
+        for cell in reversed(self._cells.values()):  # the first layers' weights leave first
+            cell.decide(step, scale, now_s)
+            self.check_hyper(cell, step)
+
     def _choose(self, choice: Choice) -> None:
         now_s = time.monotonic()
         for cell in reversed(self._cells.values()):  # the first layers' weights leave first
@@ -175,12 +198,9 @@ class StepCloser:
         return TableAttendance(job=self._job, table=self._spec.number, opening=self._opening, report=report)
 
     def _close(self, cell: Cell, close: Callable[[], None]) -> None:
-        try:
+        with self._telling([cell]):
             close()
-        except Exception as error:
-            cell.fail(InternalError.of(error))
-            raise
-        self.check_hyper(cell, cell.machine.version - 1)
+            self.check_hyper(cell, cell.machine.version - 1)
         self.settle()
 
     def _close_clipped(self, clipping: Clipping) -> None:
@@ -193,7 +213,7 @@ class StepCloser:
             self._report(self._norm(step, squares, membership_epoch))
         else:
             assert self._spec.clip_grad_norm is not None
-            self.decide(step, coefficient(self._spec.clip_grad_norm, squares))
+            self._decide(step, coefficient(self._spec.clip_grad_norm, squares))
 
     def _norm(self, step: int, squares: float, membership_epoch: int) -> Norm:
         return Norm(

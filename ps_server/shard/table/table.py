@@ -19,6 +19,7 @@ from ps_server.agreement.clipping import Clipping, holders
 from ps_server.agreement.gate import Gate
 from ps_server.agreement.messages import Report
 from ps_server.agreement.tally import StepTally
+from ps_server.rpc.complaints import Complaints
 from ps_server.shard.optimizer import piece_optimizer
 from ps_server.shard.optimizer.mean import Scratch
 from ps_server.shard.optimizer.spares import Spares
@@ -78,6 +79,7 @@ class ShardTable:
         make_optimizer: Callable[..., piece_optimizer.PieceOptimizer] = piece_optimizer.PieceOptimizer,
         report: Callable[[Report], None] | None = None,
         submit: Callable[[Callable[[], None]], None] | None = None,
+        complaints: Complaints | None = None,
     ) -> None:
         """Allocates the shard's slice of the weights; pages are touched when they are loaded.
 
@@ -94,6 +96,7 @@ class ShardTable:
             report: takes the shard's part of the norm of each clipped step, and with backup workers who is
                 there; must not block. Needed where other shards hold parts, too.
             submit: has complete steps closed on other threads; None: on the thread that completes one.
+            complaints: lines of the log about what is not applied; default: its own.
         """
         self.spec = spec
         self.plan = plan
@@ -110,7 +113,8 @@ class ShardTable:
         clips = spec.clip_grad_norm is not None and partitions
         clipping = Clipping(len(partitions)) if clips else None
         tally = StepTally(len(partitions), gate.backup) if gate.backup and partitions else None
-        scratch, spares, screen = Scratch(), Spares(), Screen(nonfinite, job=job, spec=spec)
+        scratch, spares = Scratch(), Spares()
+        screen = Screen(nonfinite, job=job, spec=spec, complaints=complaints or Complaints())
         region = Region(plan, shard)
         memory = mmap.mmap(-1, region.nbytes)  # zeros, which torch would write
         for partition in partitions:

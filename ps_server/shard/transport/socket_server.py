@@ -51,7 +51,7 @@ class SocketServer:
     """
 
     def __init__(self, shard: Shard, *, host: str, port: int, tls: TlsFolder | None = None) -> None:
-        """Listens; who connects waits until `begin`.
+        """Listens; who connects waits until `open`.
 
         Args:
             shard: that serves.
@@ -69,7 +69,7 @@ class SocketServer:
         self.strangers = {name: Greeting(refused) for name in (Carrier.UDS, Carrier.TCP)}
         self._exhausted = False
         self._folder: Path | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._opened = threading.Event(), threading.Event()
         self._pairing = (
             TlsPairing(tls, shard, self.strangers[Carrier.TCP], on_pair=self._paired)
             if tls is not None
@@ -91,16 +91,21 @@ class SocketServer:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Starts to accept."""
+        """Starts the thread that accepts, which waits for `open`: all that can fail has been done then."""
         self._thread = watched.endless_thread(
             "ps-accept", self._accept_all, log=logger, pause=self._stopping.wait
         )
         self._thread.start()
 
+    def open(self) -> None:
+        """Lets in who connects, and who has waited."""
+        self._opened.set()
+
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:
         """Lets nobody in any more, sends what is queued, for at most `limit_s`, and frees everything."""
         until_s = time.monotonic() + limit_s
         self._stopping.set()
+        self._opened.set()
         self._wake.send(b"\0")
         if self._thread is not None:
             self._thread.join()
@@ -145,6 +150,7 @@ class SocketServer:
     # -- the accepting thread --------------------------------------------------------------------------
 
     def _accept_all(self) -> None:
+        self._opened.wait()
         with selectors.DefaultSelector() as selector:
             for listener in self._listeners:
                 selector.register(listener, selectors.EVENT_READ)

@@ -12,6 +12,8 @@ import torch
 
 import ps_worker as ps
 from ps_server.coordinator.snapshots.policy import SnapshotPolicy
+from ps_server.shard.partition.cell import Cell
+from ps_server.shard.table.step_closer import StepCloser
 from ps_wire.errors import InternalError
 from ps_wire.process import watched
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -136,6 +138,44 @@ def test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name(
 
     name = fresh_name()
     run_workers(one_shard, body, job=name)
+
+
+@pytest.mark.parametrize("where", ["a clipped step", "what follows from a step"])
+def test_a_bug_while_steps_of_all_shards_are_closed_is_told_to_who_waits(
+    cluster: Cluster, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Nobody answers the order to close a step, and none waits for what follows from one."""
+    broken = threading.Event()
+    owner: Any = Cell if where == "a clipped step" else StepCloser
+    name = "_apply" if where == "a clipped step" else "settle"
+    works = getattr(owner, name)
+
+    def breaks(*given: Any) -> Any:
+        if broken.is_set():
+            raise KeyError("a bug")
+        return works(*given)
+
+    monkeypatch.setattr(owner, name, breaks)
+
+    def body(worker: ps.Worker) -> None:
+        table = worker.table(
+            {"w": torch.zeros(5000)},
+            optimizer=ONE,
+            buckets=ps.BucketOptions(partition_bytes=4096),
+            clip_grad_norm=1.0 if where == "a clipped step" else None,
+        )
+        table.push({"w": torch.ones(5000)})
+        table.pull().result(LIMIT_S)
+        broken.set()
+        table.push({"w": torch.ones(5000)})
+        try:
+            with pytest.raises(InternalError, match="a bug"):
+                table.pull().result(LIMIT_S)
+        finally:
+            broken.clear()
+
+    run_workers(cluster, body)
+    assert "bug while closing a step" in caplog.messages
 
 
 def test_connections_are_accepted_after_a_bug(

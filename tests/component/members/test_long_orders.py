@@ -87,3 +87,27 @@ def test_who_is_not_let_in_on_all_shards_in_time_holds_nobody_up(
         if slow is not None:
             slow.go.set()
         assert train(worker) == 3
+
+
+def test_clipped_steps_of_two_shards_go_on_while_all_that_waits_for_storage_waits(cluster: Cluster) -> None:
+    """A step is closed by the threads that close steps; others may be busy with a snapshot for long."""
+    go, loop = threading.Event(), cluster._loop.loop
+
+    def clipped(worker: ps.Worker) -> int:
+        table = worker.table(
+            {"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0), buckets=SMALL, clip_grad_norm=1.0
+        )
+        for _ in range(3):
+            table.push({"w": torch.ones(3000)})
+            table.pull().result(LIMIT_S)
+        return table.step
+
+    def fill() -> None:
+        for _ in range(64):
+            loop.run_in_executor(None, go.wait, LIMIT_S)
+
+    loop.call_soon_threadsafe(fill)
+    try:
+        assert run_workers(cluster, clipped) == [3]
+    finally:
+        go.set()

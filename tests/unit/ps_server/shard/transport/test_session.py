@@ -282,7 +282,7 @@ def test_thousands_of_refused_frames_write_few_lines(caplog):
             it.send(Kind.PUSH, worker=1)
         it.session.closed()
     assert len(caplog.text) < 5000
-    assert "job j worker 0: 2990 more refusals" in caplog.text
+    assert "job j worker 0: 2990 more of these lines" in caplog.text
     assert it.shard.refused_frames == 3000
 
 
