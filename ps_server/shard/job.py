@@ -172,7 +172,7 @@ class ShardJob:
         return self.sessions.expel(worker)
 
     def connect(self, worker: int, rank: int, session: Retirable) -> tuple[Retirable | None, bool]:
-        """A rank of a worker connects; returns the connection before, and whether it had any: that is counted."""
+        """A rank of a worker connects; returns the connection before, and whether it had any: it counts."""
         incarnation = self.known.get(worker, 0)
         again = self.sessions.connected.get((worker, rank)) == incarnation
         self.events[Event.RETRY.value] += again

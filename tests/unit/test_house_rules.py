@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -97,35 +98,34 @@ def test_nothing_is_unpickled():
 
 
 STARTS = {"Thread", "Timer", "create_task", "ensure_future", "run_in_executor", "run_coroutine_threadsafe"}
-# Who starts a thread or a task otherwise than by `ps_wire.process.watched`, and who sees how it ends.
+# Who starts threads or tasks otherwise than by `ps_wire.process.watched`: how many, and who sees them end.
 SEEN = {
-    ("ps_server/shard/transport/grpc_stream.py", "create_task"): "the stream awaits its writing",
-    ("ps_server/coordinator/drops.py", "create_task"): "watched.outcome",
-    ("ps_server/shard/follower.py", "run_in_executor"): "watched.outcome",
-    ("ps_server/rpc/health.py", "ensure_future"): "the call awaits what it reads, or cancels it",
-    (
-        "ps_server/process/in_process.py",
-        "run_coroutine_threadsafe",
-    ): "whoever calls, or iterates over replies, gets it",
-    ("ps_server/process/server_metrics.py", "run_coroutine_threadsafe"): "the scrape waits for it",
-    ("ps_server/coordinator/fleet/fleet.py", "run_in_executor"): "awaited, or watched.outcome",
-    ("ps_server/coordinator/readers.py", "create_task"): "the cut awaits its hold",
-    (
-        "ps_server/coordinator/snapshots/attempt.py",
-        "ensure_future",
-    ): "the snapshot awaits what is written for it",
-    ("ps_server/coordinator/snapshots/scheduler.py", "create_task"): "watched.outcome",
+    ("ps_server/shard/transport/grpc_stream.py", "create_task"): (1, "the stream awaits its writing"),
+    ("ps_server/coordinator/drops.py", "create_task"): (1, "watched.outcome"),
+    ("ps_server/rpc/health.py", "ensure_future"): (2, "the call awaits what it reads, or cancels it"),
+    ("ps_server/process/in_process.py", "run_coroutine_threadsafe"): (
+        2,
+        "whoever calls, or iterates over replies, gets it",
+    ),
+    ("ps_server/process/server_metrics.py", "run_coroutine_threadsafe"): (1, "the scrape waits for it"),
+    ("ps_server/coordinator/readers.py", "create_task"): (1, "the cut awaits its hold"),
+    ("ps_server/coordinator/snapshots/attempt.py", "run_in_executor"): (
+        1,
+        "the snapshot awaits what is written for it",
+    ),
+    ("ps_server/coordinator/snapshots/scheduler.py", "create_task"): (1, "watched.outcome"),
 }
 
 
 def test_no_background_task_ends_unseen():
     """Threads and tasks are made by `ps_wire.process.watched`, or somebody named here sees how they end."""
-    found = set()
+    found: Counter[tuple[str, str]] = Counter()
     for folder in ("ps_wire", "ps_server", "ps_worker"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call):
                     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                     if name in STARTS:
-                        found.add((path.relative_to(ROOT).as_posix(), name))
-    assert {place for place in found if place[0] != "ps_wire/process/watched.py"} == SEEN.keys()
+                        found[path.relative_to(ROOT).as_posix(), name] += 1
+    counts = {place: count for place, (count, _) in SEEN.items()}
+    assert {it: count for it, count in found.items() if it[0] != "ps_wire/process/watched.py"} == counts

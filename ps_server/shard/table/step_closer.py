@@ -159,7 +159,7 @@ class StepCloser:
 
     @contextmanager
     def _telling(self, cells: Iterable[Cell]) -> Iterator[None]:
-        """What is raised inside is our bug: all who wait for steps of these cells are told."""
+        """Our bug is what it raises: all who wait for steps of these cells are told."""
         try:
             yield
         except Exception as error:
