@@ -58,9 +58,30 @@ MUTANTS = (
     Mutant(
         name="who connects again has lines again",
         file="ps_server/rpc/complaints.py",
-        text="                window.left_out = 0\n",
+        text="                window.left_out, window.counted = 0, True\n",
         fault="                del self._windows[peer]\n",
         tests=("tests/unit/ps_server/rpc/test_complaints.py",),
+    ),
+    Mutant(
+        name="who connects again and again has a count of its lines each time",
+        file="ps_server/rpc/complaints.py",
+        text="            if window is not None and window.left_out and not window.counted:\n",
+        fault="            if window is not None and window.left_out:\n",
+        tests=("tests/unit/ps_server/rpc/test_complaints.py",),
+    ),
+    Mutant(
+        name="a line for each connection that is made again",
+        file="ps_server/shard/shard.py",
+        text='of=(job, worker, "retry"))',
+        fault="of=object())",
+        tests=("tests/unit/ps_server/shard/test_shard.py",),
+    ),
+    Mutant(
+        name="a line for each partition in which two workers have NaN",
+        file="ps_server/shard/partition/screening.py",
+        text="            known = step <= self._warned.get(worker, -1) if self._tells else bool(self._warned)\n",
+        fault="            known = False\n",
+        tests=("tests/unit/ps_server/shard/partition/test_nonfinite.py",),
     ),
     Mutant(
         name="HELLO without a token of this job says whether the job is here",

@@ -16,8 +16,8 @@ MUTANTS = (
     Mutant(
         name="silence: who is fenced between its token and its connection gets one that no fence finds",
         file=SHARD,
-        text="            entry.check_known(worker, incarnation)\n            return entry.connect(",
-        fault="            return entry.connect(",
+        text="            entry.check_known(worker, incarnation)\n            before, again = entry.connect(",
+        fault="            before, again = entry.connect(",
         tests=(
             f"{SESSION}::test_who_is_evicted_between_its_token_and_its_connection_gets_none_and_hears_why",
             CONNECTS_AGAIN,

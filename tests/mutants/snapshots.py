@@ -18,6 +18,12 @@ WRITING = "ps_wire/snapshot/writing.py"
 STORE = "ps_wire/snapshot/store.py"
 RECOVERY = "ps_server/coordinator/recovery.py"
 RESTORING = "ps_server/shard/restoring.py"
+STREAMS = "tests/component/snapshots/test_rollback_streams.py"
+WATCHED = "tests/component/connections/test_watched_tasks.py"
+AGAIN_AND_AGAIN = (
+    "tests/security/test_manifests.py"
+    "::test_who_joins_again_and_again_has_a_snapshot_that_cannot_be_used_tried_only_so_often"
+)
 HAND_OFF = "ps_server/shard/hand_off.py"
 CAPTURE = "ps_worker/membership/snapshot_promise.py"
 CUTS = "tests/unit/ps_server/shard/partition/test_cut.py"
@@ -232,7 +238,7 @@ MUTANTS = (
     Mutant(
         name="snapshot: one that was given up leaves its files",
         file=TAKING,
-        text="                await asyncio.to_thread(self._store.delete, self._job.name, self._name)\n",
+        text="                await self._on_storage(self._store.delete, self._job.name, self._name)\n",
         fault="                pass\n",
         tests=(f"{SNAPSHOTS}::test_a_full_disk_costs_the_snapshot_and_nothing_else",),
     ),
@@ -414,12 +420,110 @@ MUTANTS = (
     Mutant(
         name="recovery: who comes while a job goes back is let in",
         file=RECOVERY,
-        text="        if not self._listed or job in self._pending or job == self._current:\n",
-        fault="        if not self._listed or job in self._pending:\n",
+        text='        if not self._listed or job in self._going:\n            raise ServerNotReady(f"servers',
+        fault='        if not self._listed or job in self._pending:\n            raise ServerNotReady(f"servers',
         tests=(
             "tests/component/snapshots/test_rollback.py",
             "tests/component/snapshots/test_going_back.py",
         ),
+    ),
+    Mutant(
+        name="recovery: a snapshot that one shard cannot use moves the generation of all",
+        file=RECOVERY,
+        text="                generation = generation or self._fleet.registry.generations.next()\n",
+        fault="                generation = generation or self._fleet.registry.generations.next()\n"
+        "                known = self._fleet.registry.known\n"
+        "                known.update({shard: (boot, generation) for shard, (boot, _) in known.items()})\n",
+        tests=(
+            f"{STREAMS}::test_a_shard_that_cannot_use_the_snapshot_of_one_job_keeps_what_it_holds_of_others",
+        ),
+    ),
+    Mutant(
+        name="recovery: each snapshot that is tried takes a generation",
+        file=RECOVERY,
+        text="                generation = generation or self._fleet.registry.generations.next()\n",
+        fault="                generation = self._fleet.registry.generations.next()\n",
+        tests=(AGAIN_AND_AGAIN,),
+    ),
+    Mutant(
+        name="recovery: whoever joins has a snapshot that cannot be used tried again",
+        file=RECOVERY,
+        text="            if self._clock() < refused.until_s:\n                raise refused.error\n",
+        fault="            pass\n",
+        tests=(AGAIN_AND_AGAIN,),
+    ),
+    Mutant(
+        name="recovery: a line for each snapshot that cannot be used",
+        file=RECOVERY,
+        text='                self._complain(name, "snapshot %s cannot be used: %s", saved.snapshot, error)\n',
+        fault='                logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)\n',
+        tests=(AGAIN_AND_AGAIN,),
+    ),
+    Mutant(
+        name="recovery: one job goes back at a time",
+        file=RECOVERY,
+        text="                await self._recover(name)\n",
+        fault="                while len(self._going) > 1 and name != next(iter(self._going)):\n"
+        "                    await asyncio.sleep(AGAIN_S)\n"
+        "                await self._recover(name)\n",
+        tests=(f"{STREAMS}::test_jobs_go_back_beside_each_other",),
+    ),
+    Mutant(
+        name="recovery: a job that could not go back cannot be dropped",
+        file=RECOVERY,
+        text="        return job in self._asleep or job in self._refused\n",
+        fault="        return job in self._asleep\n",
+        tests=("tests/component/snapshots/test_going_back.py",),
+    ),
+    Mutant(
+        name="snapshot: it waits for threads that wait for other storage",
+        file=TAKING,
+        text="run_in_executor(self._threads, ",
+        fault="run_in_executor(None, ",
+        tests=(
+            (
+                "tests/component/snapshots/test_going_back.py"
+                "::test_a_snapshot_is_written_while_all_that_waits_for_other_storage_waits"
+            ),
+        ),
+    ),
+    Mutant(
+        name="steps: one of two shards is closed by threads that wait for storage",
+        file="ps_server/shard/table/step_closer.py",
+        text="            self._submit(partial(self._decide, step, scale))\n",
+        fault="            import asyncio\n\n"
+        "            asyncio.get_running_loop().run_in_executor(None, partial(self._decide, step, scale))\n",
+        tests=(
+            (
+                "tests/component/members/test_long_orders.py"
+                "::test_clipped_steps_of_two_shards_go_on_while_all_that_waits_for_storage_waits"
+            ),
+        ),
+    ),
+    Mutant(
+        name="steps: a bug in a clipped one is told to nobody",
+        file="ps_server/shard/table/step_closer.py",
+        text="        with self._telling(self._cells.values()), self._deciding:\n"
+        "            if self._clipping is None",
+        fault="        with self._deciding:\n            if self._clipping is None",
+        tests=(WATCHED,),
+    ),
+    Mutant(
+        name="steps: a bug in what follows from one is told to nobody",
+        file="ps_server/shard/table/step_closer.py",
+        text="        with self._telling(self._cells.values()):\n            if self._tally is not None:\n",
+        fault="        with self._telling([]):\n            if self._tally is not None:\n",
+        tests=(WATCHED,),
+    ),
+    Mutant(
+        name="starts: a hand-off is used up before the threads that let connections in run",
+        file="ps_server/process/server.py",
+        text="            sockets.begin()\n            metrics.begin()\n            if handed_off is not None:\n"
+        "                await asyncio.to_thread(handed_off.use_up)  # and before anything is taken\n",
+        fault="            if handed_off is not None:\n"
+        "                await asyncio.to_thread(handed_off.use_up)  # and before anything is taken\n"
+        "            sockets.begin()\n            metrics.begin()\n",
+        tests=("tests/faults/test_starts.py",),
     ),
     Mutant(
         name="recovery: a job goes back to a snapshot that cannot be used",

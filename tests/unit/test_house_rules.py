@@ -114,6 +114,7 @@ SEEN = {
         "the snapshot awaits what is written for it",
     ),
     ("ps_server/coordinator/snapshots/scheduler.py", "create_task"): (1, "watched.outcome"),
+    ("ps_server/coordinator/snapshots/scheduler.py", "run_in_executor"): (1, "awaited"),
 }
 
 

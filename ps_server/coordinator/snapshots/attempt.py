@@ -275,7 +275,7 @@ class SnapshotAttempt:
             )
         counters = [json.loads(item.counters) for item in saved]
         manifest = self._describe(records, workers, counters, ended=ended)
-        await asyncio.to_thread(self._fleet.registry.generations.check)  # nothing of one that is fenced
+        await self._on_storage(self._fleet.registry.generations.check)  # nothing of one that is fenced
         self._check()
         await self._on_storage(self._store.complete, self._job.name, self._name, manifest)
         self._check()  # else it is deleted: its history was undone meanwhile

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ps_server.coordinator.fleet.fleet import Fleet
@@ -68,6 +69,7 @@ class SnapshotScheduler:
         self._barred: set[str] = set()  # jobs that are being dropped
         self._taken = TakenSnapshots()
         self._periodic: asyncio.Task[None] | None = None
+        self._clocks = ThreadPoolExecutor(1, thread_name_prefix="ps-clock")
 
     def begin(self) -> None:
         """Takes snapshots when they are due, from now on."""
@@ -80,6 +82,7 @@ class SnapshotScheduler:
             self._periodic.cancel()
         for task in self._tasks.values():
             task.cancel()
+        self._clocks.shutdown(wait=False)
 
     # -- what members say, and what becomes of them ----------------------------------------------------
 
@@ -292,5 +295,6 @@ class SnapshotScheduler:
         """The largest step that anybody who is here has begun, as this process sees it."""
         here = {member.worker for member in runner.job.roster.here()}
         steps = [progress.step for worker, progress in runner.progress.items() if worker in here]
-        newest = await asyncio.to_thread(self._fleet.own.newest_clock, runner.job.name)  # cells have locks
+        loop, own = asyncio.get_running_loop(), self._fleet.own  # cells have locks, storage may be slow
+        newest = await loop.run_in_executor(self._clocks, own.newest_clock, runner.job.name)
         return max([newest, *steps])

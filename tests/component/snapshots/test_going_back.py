@@ -111,6 +111,21 @@ def test_a_snapshot_says_the_leases_of_workers(durable):
     assert saved.workers == {0: 25.0}
 
 
+def test_a_snapshot_is_written_while_all_that_waits_for_other_storage_waits(durable):
+    """Of another job, say, or of what the server looks for by itself: each has threads of its own."""
+    go, loop = threading.Event(), durable._loop.loop
+
+    def fill() -> None:
+        for _ in range(64):
+            loop.run_in_executor(None, go.wait, LIMIT_S)
+
+    loop.call_soon_threadsafe(fill)
+    try:
+        assert take_while_training(durable, fresh_name()) is None
+    finally:
+        go.set()
+
+
 def test_a_job_that_nobody_comes_to_is_not_restored(durable, monkeypatch):
     """Be it an ended one: a coordinator that was started again holds what somebody trains or reads."""
     wanted, other = fresh_name(), fresh_name()

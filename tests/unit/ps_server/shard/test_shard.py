@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ps_server.rpc.complaints import MAX_LINES
 from ps_server.shard.connection_tokens import MAX_TOKENS, TOKEN_BYTES
 from ps_server.shard.memory_budget import CELL_BYTES, PARAMETER_BYTES
 from ps_server.shard.shard import MAX_PARTITIONS
@@ -80,6 +81,20 @@ def test_a_connection_in_place_of_another_is_a_retry(caplog):
     (job,) = shard.jobs()
     assert job.events == {"retry": 1}
     assert caplog.messages == ["job j: event=retry worker=0 incarnation=1"]
+
+
+def test_connections_that_are_made_again_and_again_have_few_lines_and_are_counted(caplog):
+    """Else one member fills the disk."""
+    shard = shard_with()
+    with caplog.at_level("INFO", logger="ps_server"):
+        for _ in range(500):
+            shard.replace_session("j", 0, 1, Connection())
+        shard.replace_session("j", 1, 1, Connection())
+        shard.replace_session("j", 1, 1, Connection())
+    (job,) = shard.jobs()
+    assert job.events == {"retry": 500}
+    lines = ["job j: event=retry worker=0 incarnation=1"] * MAX_LINES
+    assert caplog.messages == [*lines, "job j: event=retry worker=1 incarnation=1"]
 
 
 def test_pushes_that_a_verdict_drops_are_an_event(caplog):

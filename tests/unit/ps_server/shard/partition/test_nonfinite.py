@@ -8,13 +8,15 @@ import math
 import pytest
 import torch
 
-from ps_server.shard.partition.screening import looks_finite
+from ps_server.rpc.complaints import MAX_LINES, Complaints
+from ps_server.shard.partition.screening import Screen, looks_finite
 from ps_wire.errors import NonFiniteGradient
 from ps_wire.frames.frame import Kind
 from ps_wire.frames.messages import parse_message, refused_from_proto
 from ps_wire.process import kernels
 from ps_wire.spec.consistency import ASP, BSP, SSP
 from ps_wire.spec.nonfinite import NonFinite
+from ps_wire.spec.plan import Plan
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_server.local import Local
 from tests.unit.ps_server.tables import Push, Servers, draw, group, same, table_spec
@@ -341,3 +343,18 @@ def test_what_one_left_open_is_closed_without_it():
     servers.leave(1)
     step(servers, 1, Push(worker=0, gradients=draw(spec, 4)))
     assert servers.pull(0, 2) is not None
+
+
+def test_it_is_said_once_for_each_worker_and_step_however_many_partitions_there_are(caplog):
+    """Whichever workers' partitions come in between; and a few times a minute, whatever a worker sends."""
+    spec = spec_of()
+    screen, plan = Screen(ERROR, job="j", spec=spec, complaints=Complaints()), Plan(spec, 1)
+    (piece, *_) = plan.pieces(plan.partition(0))
+    for _ in range(500):
+        for worker in (0, 1):
+            screen.found(worker, 3, piece, torch.float32)
+    said = [line.partition(" of worker ")[2][:1] for line in caplog.messages]
+    assert said == ["0", "1"]
+    for number in range(4, 500):
+        screen.found(0, number, piece, torch.float32)
+    assert len(caplog.messages) == MAX_LINES
