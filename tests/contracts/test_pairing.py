@@ -35,6 +35,7 @@ class Door:
         tls = TlsFolder(certificates / "server", serves=True, complain=print)
         self.server = SocketServer(self.shard, host="127.0.0.1", port=0, tls=tls)
         self.server.begin()
+        self.server.open()
         (port,) = [offer.address for offer in self.server.offers if offer.name == "tcp"]
         self.address = ("127.0.0.1", int(port))
         self._connecting = worker_certificates(certificates / "worker").identity().connecting

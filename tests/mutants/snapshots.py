@@ -473,7 +473,7 @@ MUTANTS = (
         file=RECOVERY,
         text="        return job in self._asleep or job in self._refused\n",
         fault="        return job in self._asleep\n",
-        tests=("tests/component/snapshots/test_going_back.py",),
+        tests=("tests/component/members/test_dropped_jobs.py",),
     ),
     Mutant(
         name="snapshot: it waits for threads that wait for other storage",

@@ -20,6 +20,7 @@ from ps_wire.errors import (
     JobInUse,
     JobMismatch,
     JobUnknown,
+    MemoryLimitExceeded,
     SnapshotFailed,
     TableMismatch,
 )
@@ -263,6 +264,23 @@ def test_the_snapshots_of_a_dropped_job_stay_and_it_does_not_go_on_from_them(dur
     drop(durable, job)
     list(snapshot_calls.restore(durable.servers.split(","), store, job, name, OPEN))
     assert ask(tuple(durable.servers.split(","))).job(job).state == "ended"
+
+
+def test_a_job_that_could_not_go_back_is_dropped_as_one_that_sleeps(durable):
+    """Its snapshot does not fit; the next job of the name begins anew."""
+    job = fresh_name()
+    run_to_the_end(durable, job)
+    take(durable, job)
+    durable.kill(0)
+    durable._options["memory_limit_bytes"] = 1000
+    durable.start_again(0)
+    with pytest.raises(MemoryLimitExceeded):
+        connect(durable, job)
+    assert durable.coordinator._recovery.absent == {job: "asleep"}
+    assert drop(durable, job).state == "asleep"
+    assert durable.coordinator._recovery.absent == {}
+    with connect(durable, job):
+        assert list(durable.coordinator.runners) == [job]
 
 
 def test_a_job_that_lost_a_shard_does_not_go_back_to_what_was_dropped(durable):
