@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 import signal
@@ -26,6 +27,7 @@ from .schedule import CONSISTENCIES, Act, Event, Round, draw
 STEPS = 150
 SEED = 47  # under which, in a round of bsp, one server is killed and the other one stopped
 WITH_A_SERVERS_END = 1
+WITH_A_SILENCE = 43  # a seed under which the network of a worker of bsp falls silent in round 1
 WITH_A_GROUP = 48  # a seed under which both ranks of a group are killed in a round of bsp
 GROUP_STEPS = 80
 
@@ -62,11 +64,26 @@ def test_the_same_holds_where_networks_are_slow_and_cut(spawn: Start) -> None:
     if reason := links.refusal():
         pytest.skip(reason)
     words = ["--seed", str(SEED), "--only", str(WITH_A_CUT), "--steps", str(STEPS), "--links"]
-    words += ["--without", "silence", "--without", "loss"]  # those make a round long: make chaos has them
+    words += ["--without", "silence", "--without", "loss"]  # the next test has those
     environment = {**apart.ENVIRONMENT, chaos.INSIDE: "1"}
     ended = spawn(*apart.command("tests.faults.chaos", *words), **environment)
     assert ended.wait_end(280.0) == 0, ended.text
     assert "1 rounds with networks of their own held" in ended.text
+
+
+@pytest.mark.integration
+@pytest.mark.fault
+def test_the_same_holds_where_packets_of_a_worker_only_vanish(spawn: Start) -> None:
+    """All of one worker's, until TCP has given up and it was evicted, and some of another one's."""
+    if reason := links.refusal():
+        pytest.skip(reason)
+    others = [*{*Act} - {Act.SILENCE, Act.LOSS}, chaos.RESUME]
+    words = ["--seed", str(WITH_A_SILENCE), "--only", "1", "--steps", "60", "--links"]
+    words += itertools.chain.from_iterable(("--without", str(kind)) for kind in others)
+    environment = {**apart.ENVIRONMENT, chaos.INSIDE: "1"}
+    ended = spawn(*apart.command("tests.faults.chaos", *words), **environment)
+    assert ended.wait_end(280.0) == 0, ended.text
+    assert "faults: 1 loss worker, 1 silence worker" in ended.text
 
 
 @pytest.mark.integration
