@@ -10,6 +10,7 @@ MEMORY = "tests/contracts/test_shared_memory.py"
 HALVES = "tests/contracts/test_mapped_halves.py"
 STREAMS = "tests/unit/ps_server/shard/transport/test_grpc_stream.py"
 SESSIONS = "tests/unit/ps_server/shard/transport/test_session.py"
+REJOINS = "tests/unit/ps_worker/job/test_rejoiner.py"
 ROLLBACK = "tests/component/snapshots/test_rollback.py"
 OUTBOX = "ps_server/shard/transport/outbox.py"
 STREAM = "ps_server/shard/transport/grpc_stream.py"
@@ -94,7 +95,7 @@ MUTANTS = (
         file=LATE,
         text="beyond=_merged(max, begun)))",
         fault="beyond=_merged(min, begun)))",
-        tests=(ROUNDS,),
+        tests=("tests/unit/ps_server/coordinator/test_late_joins.py",),
     ),
     Mutant(
         name="ways: those who stood for who joins are not told to go on",
@@ -108,18 +109,14 @@ MUTANTS = (
         file=REJOINER,
         text="        self._promise.end()\n",
         fault="",
-        tests=(
-            "tests/component/snapshots/test_snapshots.py",
-            "tests/component/snapshots/test_cut_limits.py",
-            EVICTED,
-        ),
+        tests=(REJOINS,),
     ),
     Mutant(
         name="ways: who joins again stands in the round of before",
         file=REJOINER,
         text="        self._rounds.begin_anew()\n",
         fault="",
-        tests=(ROUNDS,),
+        tests=(REJOINS,),
     ),
     Mutant(
         name="ways: a script does not hear that its steps are undone",
