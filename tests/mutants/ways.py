@@ -176,6 +176,6 @@ MUTANTS = (
         text="        for session in sessions:\n            session.retire()\n"
         "        return {table.spec.number: table.leave(worker, incarnation) for table in tables}\n",
         fault="        return {table.spec.number: table.leave(worker, incarnation) for table in tables}\n",
-        tests=(SESSIONS, "tests/component/tables/test_reader.py"),
+        tests=("tests/unit/ps_server/shard/test_shard.py",),
     ),
 )

@@ -21,7 +21,7 @@ from ps_wire.errors import (
     StrangerRefused,
 )
 from ps_wire.frames import frame as wire
-from ps_wire.frames.frame import Kind
+from ps_wire.frames.frame import FIRST_READER, Kind
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions
 from tests.unit.ps_server.shard.admitted import admit, shard_with
@@ -81,6 +81,28 @@ def test_a_connection_in_place_of_another_is_a_retry(caplog):
     (job,) = shard.jobs()
     assert job.events == {"retry": 1}
     assert caplog.messages == ["job j: event=retry worker=0 incarnation=1"]
+
+
+class Retired(Connection):
+    """One that somebody retires."""
+
+    def __init__(self):
+        self.retired = False
+
+    def retire(self):
+        self.retired = True
+
+
+def test_connections_of_a_reader_that_goes_are_retired():
+    """The coordinator says that it has, whether it has closed them or not; those of others stay."""
+    shard, its, other = shard_with(), Retired(), Retired()
+    for reader, connection in ((FIRST_READER, its), (FIRST_READER + 1, other)):
+        admit(shard, reader, reader=True)
+        shard.replace_session("j", reader, 1, connection)
+    shard.members.remove(job="j", worker=FIRST_READER, incarnation=1)
+    assert (its.retired, other.retired) == (True, False)
+    with pytest.raises(StrangerRefused):
+        shard.make_token("j", FIRST_READER, 1)
 
 
 def test_connections_that_are_made_again_and_again_have_few_lines_and_are_counted(caplog):
