@@ -175,6 +175,8 @@ class Coordinator:
             Whether it did, in time: else there is nothing to hand off.
         """
         self._members.close()
+        self._fleet.keep_places()
+        self._recovery.close()
         self._late_joins.settle()
         if not self._recovery.idle:
             return False

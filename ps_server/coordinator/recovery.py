@@ -50,7 +50,7 @@ from ps_wire.v1 import spec_pb2
 
 AGAIN_S = 0.2
 LIST_AGAIN_S = 2.0
-LOAD_LIMIT_S = 600.0  # for a shard to read its part
+AT_ONCE = 8  # jobs whose parts shards read: fewer than do orders side by side (`lanes`), so others train on
 TRIES = 16  # snapshots of a job, the newest first; together they cost a generation
 RESTORES, RESTORES_WITHIN_S = 4, 600.0  # that people may ask for, of one job
 REFUSED_S = 10.0  # who comes to a job that could not go back hears why, for so long; then it is tried again
@@ -113,6 +113,8 @@ class Recovery:
         self._asleep: set[str] = set()  # jobs with snapshots that nobody has come to
         self._listed = True  # that they are known
         self._listing: asyncio.Task[None] | None = None
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._closed = False
 
     @property
     def idle(self) -> bool:
@@ -130,7 +132,7 @@ class Recovery:
         """Refuses who comes to a job that goes back to its snapshot; one that sleeps is woken.
 
         Raises:
-            ServerNotReady: come again.
+            ServerNotReady: come again; perhaps to the coordinator after this one, which stops.
             JobFull: there are too many jobs for another one.
             MemoryLimitExceeded: its snapshot did not fit into the servers; it is tried again for who comes
                 `REFUSED_S` later.
@@ -145,8 +147,8 @@ class Recovery:
         if job in self._asleep:
             if len(self._runners) >= MAX_JOBS:
                 raise too_many_jobs(MAX_JOBS)
-            self._asleep.discard(job)
             self._start(job)
+            self._asleep.discard(job)
         if not self._listed or job in self._going:
             raise ServerNotReady(f"servers have come back, and job {job} is going back to its snapshot")
 
@@ -173,6 +175,8 @@ class Recovery:
 
     def lost(self, shard: int) -> None:
         """A shard came back without what it held: every job had a slice of its weights there."""
+        if self._closed:  # the process ends, and hands nothing on
+            return
         self._lost.add(shard)
         for runner in self._runners.values():
             runner.loses(shard)
@@ -196,6 +200,7 @@ class Recovery:
             SnapshotMissing: this is not the newest one that can be used; nothing happens.
             SnapshotUnusable: a shard cannot use it.
             RestoredTooOften: the job has done so `RESTORES` times in a short time.
+            ServerNotReady: the coordinator stops.
             MemoryLimitExceeded: it does not fit into a shard; it is kept, and nobody trains the job.
         """
         if self._snapshots is None:
@@ -223,14 +228,25 @@ class Recovery:
             raise SnapshotUnusable(f"job {job} could not go back to {snapshot}: the servers' logs say why")
         return saved.step
 
+    def close(self) -> None:
+        """No job begins to go back any more: a successor is told of jobs as they are."""
+        self._closed = True
+
     def stop(self) -> None:
         """Ends what is under way."""
+        self.close()
         for task in (self._listing, *self._going.values()):
             if task is not None:
                 task.cancel()
 
     def _start(self, job: str) -> asyncio.Task[None]:
-        """The job goes back, once more if it does now."""
+        """The job goes back, once more if it does now.
+
+        Raises:
+            ServerNotReady: the coordinator stops.
+        """
+        if self._closed:
+            raise ServerNotReady("shard 0 stops: come again to the one after it")
         self._pending.add(job)
         if job not in self._going:
             self._going[job] = watched.endless_task(
@@ -268,7 +284,21 @@ class Recovery:
             await runner.freeze()
         await self._fleet.wait_complete(None)
         await self._scheduler.over(name)
-        self._pending.discard(name)  # all that was lost until here it goes back for now
+        try:
+            async with self._room:
+                self._pending.discard(name)  # all that was lost until here it goes back for now
+                await self._take_back(name, runner)
+        except ServerNotReady as error:  # a shard has gone again: from the beginning
+            logger.warning("job %s: %s", name, error)
+            self._pending.add(name)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _take_back(self, name: str, runner: JobRunner | None) -> None:
+        """To the newest snapshot that can be used; without one, the job ends.
+
+        Raises:
+            ServerNotReady: a shard has gone.
+        """
         snapshots = self._saved(name)
         elsewhere: SnapshotUnusable | None = None
         generation = 0  # one for all that are tried: nobody joins between
@@ -279,34 +309,37 @@ class Recovery:
             try:
                 _check_same(runner, saved)
                 generation = generation or self._fleet.registry.generations.next()
-                await self._fleet.order(restoration(saved, generation), limit_s=LOAD_LIMIT_S)
-            except ServerNotReady as error:  # a shard has gone again: from the beginning
-                logger.warning("job %s: %s", name, error)
-                self._pending.add(name)
-                await asyncio.sleep(AGAIN_S)
-                return
+                # As long as it takes: given again, it would be read twice, behind what is being read.
+                await self._fleet.order(restoration(saved, generation), limit_s=None)
+            except ServerNotReady:
+                raise
             except MemoryLimitExceeded as error:  # nothing is wrong with the snapshot
-                too_large = MemoryLimitExceeded(
-                    f"job {name} goes on from its snapshot {saved.snapshot}, which is kept, once it fits: "
-                    f"{error.message}. Start the job again when other jobs have ended, or servers with a "
-                    "larger --memory-limit",
-                    **error.facts,
-                )
-                self._complain(name, "%s", too_large.message)
-                self._refuse(name, too_large)
-                await self._give_up(name, too_large)
+                if name not in self._pending:  # else a shard has come back, perhaps with more memory
+                    await self._refuse_too_large(name, saved, error)
                 return
             except PsError as error:
                 self._complain(name, "snapshot %s cannot be used: %s", saved.snapshot, error)
                 elsewhere = elsewhere or self._of_others(saved, error)
                 continue
-            if name in self._pending:  # a shard that had read its part has lost it while others still read
-                return
-            self._go_on(runner or self._runner_of(saved.job), saved, floor_of(generation))
+            if name not in self._pending:  # else a shard has lost its part while others still read
+                self._go_on(runner or self._runner_of(saved.job), saved, floor_of(generation))
+            return
+        if name in self._pending:
             return
         if elsewhere is not None and runner is None:  # it is not to begin anew beside what was trained
             self._refuse(name, elsewhere)
         await self._give_up(name)
+
+    async def _refuse_too_large(self, name: str, saved: SavedJob, error: MemoryLimitExceeded) -> None:
+        too_large = MemoryLimitExceeded(
+            f"job {name} goes on from its snapshot {saved.snapshot}, which is kept, once it fits: "
+            f"{error.message}. Start the job again when other jobs have ended, or servers with a "
+            "larger --memory-limit",
+            **error.facts,
+        )
+        self._complain(name, "%s", too_large.message)
+        self._refuse(name, too_large)
+        await self._give_up(name, too_large)
 
     def _refuse(self, name: str, error: PsError) -> None:
         self._refused[name] = _Refusal(error, self._clock() + REFUSED_S)
@@ -337,6 +370,8 @@ class Recovery:
         for key, blob in saved.states.items():
             self._states.put(name, key, blob)
         self._went_to[name] = saved.snapshot
+        self._asleep.discard(name)
+        self._refused.pop(name, None)  # of a pass before this one
         runner.roll_back(saved, floor=floor)
         self._on_restored()
 

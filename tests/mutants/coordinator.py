@@ -643,15 +643,15 @@ MUTANTS = (
     Mutant(
         name="standings: a shard that has not heard what it was given keeps what it holds",
         file=STANDINGS,
-        text="return self.known[message.shard][1], boot != message.boot or void",
-        fault="return self.known[message.shard][1], boot != message.boot",
+        text="        return boot != message.boot or void\n",
+        fault="        return boot != message.boot\n",
         tests=("tests/unit/ps_server/coordinator/fleet/test_registry.py",),
     ),
     Mutant(
         name="standings: another process has lost nothing",
         file=STANDINGS,
-        text="return self.known[message.shard][1], boot != message.boot or void",
-        fault="return self.known[message.shard][1], void",
+        text="        return boot != message.boot or void\n",
+        fault="        return void\n",
         tests=("tests/unit/ps_server/coordinator/fleet/test_registry.py",),
     ),
     Mutant(

@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         name="a line for each partition in which two workers have NaN",
         file="ps_server/shard/partition/screening.py",
-        text="            known = step <= self._warned.get(worker, -1) if self._tells else bool(self._warned)\n",
+        text="            known = at <= self._warned.get(worker, (-1, -1)) if self._tells else bool(self._warned)\n",
         fault="            known = False\n",
         tests=("tests/unit/ps_server/shard/partition/test_nonfinite.py",),
     ),

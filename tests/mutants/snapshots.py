@@ -410,8 +410,8 @@ MUTANTS = (
     Mutant(
         name="recovery: a shard that is lost again while others read is not seen",
         file=RECOVERY,
-        text="            if name in self._pending:  # a shard",
-        fault="            if name in ():  # a shard",
+        text="            if name not in self._pending:  # else a shard has lost",
+        fault="            if True:  # else a shard has lost",
         tests=(
             "tests/component/snapshots/test_rollback.py::test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly",
         ),
@@ -458,6 +458,45 @@ MUTANTS = (
         text='                self._complain(name, "snapshot %s cannot be used: %s", saved.snapshot, error)\n',
         fault='                logger.error("job %s: snapshot %s cannot be used: %s", name, saved.snapshot, error)\n',
         tests=(AGAIN_AND_AGAIN,),
+    ),
+    Mutant(
+        name="recovery: a part that takes long to read is read again behind itself",
+        file=RECOVERY,
+        text="limit_s=None)\n            except ServerNotReady:",
+        fault="limit_s=0.2)\n            except ServerNotReady:",
+        tests=(f"{STREAMS}::test_a_part_that_takes_long_to_read_is_read_once",),
+    ),
+    Mutant(
+        name="recovery: a job that a shard has lost meanwhile is said not to fit",
+        file=RECOVERY,
+        text="                if name not in self._pending:  # else a shard has come back",
+        fault="                if True:  # else a shard has come back",
+        tests=(f"{STREAMS}::test_what_did_not_fit_into_a_shard_that_has_come_back_meanwhile_is_tried_again",),
+    ),
+    Mutant(
+        name="drain: a process comes in a holder's place while shard 0 is about to hand over",
+        file="ps_server/coordinator/fleet/fleet.py",
+        text="        if self._keeps_places and self.registry.loses(message):\n",
+        fault="        if False:\n",
+        tests=(
+            f"{STREAMS}::test_a_shard_that_comes_back_empty_while_shard_0_stops_is_let_in_by_the_next_one",
+        ),
+    ),
+    Mutant(
+        name="drain: a job begins to go back while shard 0 is about to hand over",
+        file=RECOVERY,
+        text='        if self._closed:\n            raise ServerNotReady("shard 0 stops',
+        fault='        if False:\n            raise ServerNotReady("shard 0 stops',
+        tests=(f"{STREAMS}::test_while_shard_0_is_about_to_hand_over_no_job_begins_to_go_back",),
+    ),
+    Mutant(
+        name="snapshot: one that is given up at a stop is a bug",
+        file="ps_server/coordinator/snapshots/scheduler.py",
+        text="            last = await self._try(runner, attempt)\n"
+        "            self._last[name] = await self._step_of(runner), time.monotonic()\n",
+        fault="            try:\n                last = await self._try(runner, attempt)\n            finally:\n"
+        "                self._last[name] = await self._step_of(runner), time.monotonic()\n",
+        tests=("tests/component/snapshots/test_going_back.py",),
     ),
     Mutant(
         name="recovery: one job goes back at a time",

@@ -73,6 +73,7 @@ class Fleet:
         self._loop = loop
         # Shard 0, too, carries a job's orders out in the order in which they are sent.
         self._lanes, self.beside = Lanes(pool), Lanes(pool)
+        self._keeps_places = False
         self._drained = False
         self._closed = False
         own.report_to(self._take_own)
@@ -188,8 +189,11 @@ class Fleet:
             ProtocolMismatch: another version.
             ShardMismatch: a number or count that does not fit.
             Fenced: a newer process has this number, or this coordinator is not the newest one.
+            ServerNotReady: this coordinator keeps places, and the process does not hold what its shard held.
         """
         self._check_place(message)
+        if self._keeps_places and self.registry.loses(message):
+            raise ServerNotReady("shard 0 stops: the one that is started after it lets this process in")
         generation, lost = self.registry.register(message)
         granted = pb.Granted(generation=generation, coordinator=self.registry.generations.own)
         before = self._registered.pop(message.shard, None)
@@ -205,6 +209,10 @@ class Fleet:
             self._complete.set()
         logger.info("shard %d registered at %s", message.shard, message.address)
         return entry.outbox, lost
+
+    def keep_places(self) -> None:
+        """Before `drain`: no process comes in the place of another one any more; that is the successor's."""
+        self._keeps_places = True
 
     def close(self) -> None:
         """Ends the streams of all followers."""

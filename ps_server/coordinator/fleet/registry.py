@@ -50,6 +50,7 @@ class ShardRegistry:
                 coordinator=message.coordinator,
             )
         boot, generation = self.known.get(message.shard, (message.boot, 0))
+        lost = self.loses(message)
         if boot != message.boot and 0 < message.generation < generation:
             raise Fenced(
                 f"another process was started as shard {message.shard} (generation {generation}, this one "
@@ -59,8 +60,13 @@ class ShardRegistry:
             )
         if boot != message.boot or generation == 0:
             self.known[message.shard] = message.boot, self.generations.next()
+        return self.known[message.shard][1], lost
+
+    def loses(self, message: pb.Register) -> bool:
+        """Whether this process, as its shard, does not hold what the shard is known to hold."""
+        boot, generation = self.known.get(message.shard, (message.boot, 0))
         void = generation > 0 and message.generation not in (0, generation)
-        return self.known[message.shard][1], boot != message.boot or void
+        return boot != message.boot or void
 
     def dump(self) -> list[list[Any]]:
         """Who the shards are, for JSON."""

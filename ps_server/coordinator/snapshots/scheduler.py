@@ -201,7 +201,18 @@ class SnapshotScheduler:
         )
 
     async def _take(self, runner: JobRunner, attempt: SnapshotAttempt) -> SnapshotAttempt:
-        """The last of its tries."""
+        """The last of its tries, after which it is known how far the job was."""
+        name = runner.job.name
+        try:
+            last = await self._try(runner, attempt)
+            self._last[name] = await self._step_of(runner), time.monotonic()
+            self._tables[name] = runner.job.num_started
+        finally:
+            self._attempts.pop(name, None)
+        return last
+
+    async def _try(self, runner: JobRunner, attempt: SnapshotAttempt) -> SnapshotAttempt:
+        """Some times; whatever comes of it, training goes on."""
         name = runner.job.name
         began_s = time.monotonic()
         try:
@@ -240,12 +251,6 @@ class SnapshotScheduler:
                 logger.exception("bug while a snapshot of job %s is taken", name)
             said = "NO SNAPSHOT: %s; the job goes on, and older snapshots stay"
             self._fleet.own.complaints.say(logging.ERROR, f"job {name}", said, error)
-        finally:
-            try:
-                self._last[name] = await self._step_of(runner), time.monotonic()
-                self._tables[name] = runner.job.num_started
-            finally:
-                self._attempts.pop(name, None)
         return attempt
 
     # -- when they are due -----------------------------------------------------------------------------

@@ -65,9 +65,12 @@ class Screen:
         self._spec = spec
         self._complaints = complaints
         self._lock = threading.Lock()
-        self._warned: dict[int, int] = {}  # worker, -1 for all -> the newest step of which it was said
+        # worker, -1 for all -> the newest incarnation and step of which it was said
+        self._warned: dict[int, tuple[int, int]] = {}
 
-    def found(self, worker: int, step: int, piece: Piece, sent: torch.dtype) -> NonFiniteGradient | None:
+    def found(
+        self, worker: int, incarnation: int, step: int, piece: Piece, sent: torch.dtype
+    ) -> NonFiniteGradient | None:
         """A contribution that travelled as `sent` was withheld; the error for its sender, if it gets one."""
         name = self._spec.parameters[piece.parameter].name[:SHOWN_NAME]
         error = NonFiniteGradient(
@@ -78,7 +81,7 @@ class Screen:
             table=self._spec.number,
             step=step,
         )
-        self._warn(error.message, worker, step)
+        self._warn(error.message, worker, (incarnation, step))
         return error if self._tells else None
 
     def overflowed(self, step: int, partition: int) -> None:
@@ -86,15 +89,15 @@ class Screen:
         self._warn(
             f"the mean of finite gradients overflowed in step {step} on partition {partition}: not applied",
             -1,
-            step,
+            (0, step),
         )
 
-    def _warn(self, text: str, worker: int, step: int) -> None:
+    def _warn(self, text: str, worker: int, at: tuple[int, int]) -> None:
         """Once per worker and step, not per partition; where they are skipped the first one only."""
         with self._lock:
-            known = step <= self._warned.get(worker, -1) if self._tells else bool(self._warned)
+            known = at <= self._warned.get(worker, (-1, -1)) if self._tells else bool(self._warned)
             if not known:
-                self._warned[worker] = step
+                self._warned[worker] = at
         if not known:
             of = (self._job, self._spec.number, "not finite")
             self._complaints.say(
@@ -148,7 +151,8 @@ class Screening:
     def withheld(self, contribution: Contribution, piece: Piece) -> None:
         """A contribution was not applied because of this piece: its sender may be owed an error."""
         sent = gradient_of(contribution).dtype
-        error = self._screen.found(contribution.worker, contribution.step, piece, sent)
+        of = contribution
+        error = self._screen.found(of.worker, of.incarnation, of.step, piece, sent)
         if error is not None:
             self._owed.owe(contribution.worker, contribution.incarnation, error)
 

@@ -245,6 +245,7 @@ def test_a_coordinator_that_is_stopped_while_a_snapshot_is_taken_gives_it_up_wit
         worker.finish()
     assert errors
     assert "NO SNAPSHOT" not in caplog.text
+    assert "bug" not in caplog.text
     assert durable.shards[0].shard.snapshots.store.names(job) == []
 
 

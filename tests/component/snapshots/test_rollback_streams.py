@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
 
 import ps_worker as ps
+from ps_server.coordinator import coordinator
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import dial
-from ps_wire.errors import SnapshotUnusable
+from ps_wire.errors import MemoryLimitExceeded, ServerNotReady, SnapshotUnusable
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_worker.model.model_table import pack
@@ -249,3 +251,109 @@ def test_a_member_that_goes_while_a_shard_is_away_waits_for_the_shard_however_lo
         step(table, 0)
     step(table, 0)
     one.leave()
+
+
+def test_a_part_that_takes_long_to_read_is_read_once(durable, tmp_path, monkeypatch):
+    """However long that is: given again it would be read behind itself, and so on without an end."""
+    job, read = fresh_name(), []
+    shard = durable.shards[1].shard
+    open_part = shard.open_part
+
+    def slowly(*asked):
+        read.append(asked)
+        threading.Event().wait(1.0)
+        return open_part(*asked)
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        snapshot = save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        monkeypatch.setattr(shard, "open_part", slowly)
+        durable.go_back(job, snapshot)
+        with pytest.raises(ps.RolledBack):
+            step(table, 0)
+    assert len(read) == 1
+
+
+def test_what_did_not_fit_into_a_shard_that_has_come_back_meanwhile_is_tried_again(
+    durable, tmp_path, monkeypatch
+):
+    """It may have more memory now: nobody hears that the job does not fit."""
+    job, tried = fresh_name(), []
+    shard, recovery = durable.shards[0].shard, durable.coordinator._recovery
+    open_part = shard.open_part
+
+    def full_once(*asked):
+        tried.append(asked)
+        if len(tried) > 1:
+            return open_part(*asked)
+        lost = threading.Event()
+        durable._loop.loop.call_soon_threadsafe(lambda: (recovery.lost(1), lost.set()))
+        assert lost.wait(LIMIT_S)
+        raise MemoryLimitExceeded("it does not fit")
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        snapshot = save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        monkeypatch.setattr(shard, "open_part", full_once)
+        durable.go_back(job, snapshot)
+        with pytest.raises(ps.RolledBack):
+            step(table, 0)
+        step(table, 0)
+        assert table.step == 2
+    assert len(tried) == 2
+
+
+def test_a_shard_that_comes_back_empty_while_shard_0_stops_is_let_in_by_the_next_one(
+    durable, tmp_path, monkeypatch
+):
+    """Else the job would be handed over as if that shard still held its part, and nobody would go back."""
+    monkeypatch.setattr(coordinator, "DRAIN_LIMIT_S", 2.0)
+    job = fresh_name()
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        durable.kill(1)
+        durable.begin_eviction(job, 0)  # its orders wait for the shard
+        stopping = threading.Thread(target=durable.stop, args=(0,))
+        stopping.start()
+        until(lambda: durable.coordinator._fleet._keeps_places, "shard 0 is about to hand over")
+        durable.shards[1], durable._runs[1] = durable._start(1)  # it serves once it is let in
+        stopping.join(LIMIT_S)
+        durable.start_again(0)
+        durable._wait(1)
+        with pytest.raises(ps.RolledBack):
+            step(table, 0)
+        step(table, 0)
+        assert table.step == 2
+        assert jobs(durable) == [[job], [job]]
+
+
+def test_while_shard_0_is_about_to_hand_over_no_job_begins_to_go_back(durable, tmp_path, monkeypatch):
+    """A person who asks for it is told to come again, and the job is handed over as it is."""
+    job = fresh_name()
+    drops = durable.coordinator._drops
+    settle, there, go = drops.settle, threading.Event(), threading.Event()
+
+    async def slowly():
+        there.set()
+        await asyncio.to_thread(go.wait, LIMIT_S)
+        await settle()
+
+    monkeypatch.setattr(drops, "settle", slowly)
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        snapshot = save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        stopping = threading.Thread(target=durable.stop, args=(0,))
+        stopping.start()
+        assert there.wait(LIMIT_S)
+        with pytest.raises(ServerNotReady, match="come again to the one after it"):
+            durable.go_back(job, snapshot)
+        go.set()
+        stopping.join(LIMIT_S)
+        durable.start_again(0)
+        step(table, 0)
+        assert table.step == 2

@@ -352,9 +352,13 @@ def test_it_is_said_once_for_each_worker_and_step_however_many_partitions_there_
     (piece, *_) = plan.pieces(plan.partition(0))
     for _ in range(500):
         for worker in (0, 1):
-            screen.found(worker, 3, piece, torch.float32)
+            screen.found(worker, 1, 3, piece, torch.float32)
     said = [line.partition(" of worker ")[2][:1] for line in caplog.messages]
     assert said == ["0", "1"]
+    screen.found(0, 2, 1, piece, torch.float32)
+    assert "of worker 0 has non-finite values in step 1:" in caplog.messages[-1], (
+        "it joined again, further back"
+    )
     for number in range(4, 500):
-        screen.found(0, number, piece, torch.float32)
+        screen.found(0, 2, number, piece, torch.float32)
     assert len(caplog.messages) == MAX_LINES
