@@ -6,7 +6,7 @@ is lost, and its members are told so.
 
 A coordinator that was started again leaves jobs that have snapshots asleep, ended ones too, until somebody
 comes to one. While a job goes back nobody joins it, and no order goes out but for that. Jobs go back beside
-each other: what one's snapshot takes is no other's matter.
+each other, some at a time.
 
 Used on the event loop only.
 """

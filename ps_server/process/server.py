@@ -307,7 +307,7 @@ class Server:
         )
 
     def _listen(self) -> SocketServer:
-        """For data, which waits until `begin`; the service then offers it."""
+        """For data, which waits until `open`; the service then offers it."""
         options = self._options
         sockets = SocketServer(
             self._shard,

@@ -36,7 +36,7 @@ class ShardZero:
 
     @property
     def generation(self) -> int:
-        """See `OwnShard`: an order to load a snapshot's part brings a newer one."""
+        """See `OwnShard`."""
         return self._shard.generation
 
     @property

@@ -1,4 +1,4 @@
-"""Generations: numbers that only grow, one for each server process, and one for each rollback of all of them.
+"""Generations: numbers that only grow, one for each server process, and one for each rollback of a job.
 
 The coordinator takes them from its state directory, where each is a durable file that only one process can
 create. So of two coordinators one has the newer number, whoever was started when, and the older one finds the

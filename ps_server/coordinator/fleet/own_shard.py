@@ -30,7 +30,7 @@ class OwnShard(Protocol):
 
     @property
     def generation(self) -> int:
-        """Of what it holds."""
+        """That it was given when it came as this shard."""
         ...
 
     @property
