@@ -50,6 +50,7 @@ def test_an_eviction_is_no_error_of_a_forward_and_its_gradient_is_dropped(cluste
         seen = []
 
         def evict(*_: Any) -> None:
+            assert exchange.in_flight.wait_acked(limit_s=LIMIT_S)  # else the step before is undone, too
             cluster.evict(job, 0)
             until(lambda: exchange.in_flight.evicted, "it has heard")
 
