@@ -132,15 +132,17 @@ def test_who_is_evicted_while_it_waits_joins_again_and_goes_on(cluster: Cluster)
 
 
 def test_who_comes_again_to_a_job_that_has_ended_meanwhile_is_told_so_when_it_pushes(cluster: Cluster):
-    job, over = fresh_name(), threading.Event()
+    job, made, over = fresh_name(), threading.Event(), threading.Event()
 
     def body(worker: ps.Worker) -> object:
         table = table_of(worker)
         if worker.rank:
+            assert made.wait(LIMIT_S)  # who is evicted while it makes a table joins again, and is waited for
             cluster.evict(job, 0)
             table.push({"w": -torch.ones(3000)}).result(LIMIT_S)
             worker.finish()
             return over.set()
+        made.set()
         assert over.wait(LIMIT_S)
         until(lambda: table._exchange.in_flight.evicted, "it has heard that it was evicted")
         table.push({"w": torch.ones(3000)})  # void: it joins again
