@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,27 +10,12 @@ import torch
 import ps_server.coordinator.jobs.runner
 import ps_worker as ps
 from ps_wire.errors import InternalError
+from tests.component.holding import Slow, storage_that_hangs
 from tests.component.joining import joins
 from tests.component.service import Cluster, fresh_name, run_workers, together
 from tests.until import LIMIT_S
 
 SMALL = ps.BucketOptions(partition_bytes=4096)  # both shards have some
-
-
-class Slow:
-    """What a shard does for one job, or one worker, waits until it is let go."""
-
-    def __init__(self, owner: Any, name: str, concerns: Callable[..., bool], monkeypatch: Any) -> None:
-        self.there, self.go = threading.Event(), threading.Event()
-        carry_out = getattr(owner, name)
-
-        def slowly(*arguments: Any, **named: Any) -> Any:
-            if concerns(*arguments, **named):
-                self.there.set()
-                assert self.go.wait(LIMIT_S)
-            return carry_out(*arguments, **named)
-
-        monkeypatch.setattr(owner, name, slowly)
 
 
 def train(worker: ps.Worker, steps: int = 3) -> int:
@@ -91,7 +74,6 @@ def test_who_is_not_let_in_on_all_shards_in_time_holds_nobody_up(
 
 def test_clipped_steps_of_two_shards_go_on_while_all_that_waits_for_storage_waits(cluster: Cluster) -> None:
     """A step is closed by the threads that close steps; others may be busy with a snapshot for long."""
-    go, loop = threading.Event(), cluster._loop.loop
 
     def clipped(worker: ps.Worker) -> int:
         table = worker.table(
@@ -102,12 +84,5 @@ def test_clipped_steps_of_two_shards_go_on_while_all_that_waits_for_storage_wait
             table.pull().result(LIMIT_S)
         return table.step
 
-    def fill() -> None:
-        for _ in range(64):
-            loop.run_in_executor(None, go.wait, LIMIT_S)
-
-    loop.call_soon_threadsafe(fill)
-    try:
+    with storage_that_hangs(cluster):
         assert run_workers(cluster, clipped) == [3]
-    finally:
-        go.set()

@@ -21,6 +21,7 @@ from ps_wire.access.access import OPEN
 from ps_wire.errors import Fenced, JobFull, MemoryLimitExceeded, PsError, SnapshotFailed
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
+from tests.component.holding import storage_that_hangs
 from tests.component.service import Cluster, fresh_name
 from tests.component.snapshots.one_table import step, table_of
 from tests.until import LIMIT_S, until
@@ -113,17 +114,8 @@ def test_a_snapshot_says_the_leases_of_workers(durable):
 
 def test_a_snapshot_is_written_while_all_that_waits_for_other_storage_waits(durable):
     """Of another job, say, or of what the server looks for by itself: each has threads of its own."""
-    go, loop = threading.Event(), durable._loop.loop
-
-    def fill() -> None:
-        for _ in range(64):
-            loop.run_in_executor(None, go.wait, LIMIT_S)
-
-    loop.call_soon_threadsafe(fill)
-    try:
+    with storage_that_hangs(durable):
         assert take_while_training(durable, fresh_name()) is None
-    finally:
-        go.set()
 
 
 def test_a_job_that_nobody_comes_to_is_not_restored(durable, monkeypatch):

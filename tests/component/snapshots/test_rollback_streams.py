@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 import ps_worker as ps
 from ps_server.coordinator import coordinator
 from ps_server.coordinator.fleet.fleet import Fleet
+from ps_server.coordinator.fleet.following import FollowerStream
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import dial
 from ps_wire.errors import MemoryLimitExceeded, ServerNotReady, SnapshotUnusable
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_worker.model.model_table import pack
+from tests.component.holding import Slow
 from tests.component.saving import save
 from tests.component.service import Cluster, fresh_name, together
 from tests.component.snapshots.one_table import step, table_of
@@ -23,12 +28,32 @@ from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
 
+def end_stream(cluster: Cluster) -> FollowerStream:
+    """The stream of shard 1, which is about to end."""
+    stream = cluster.coordinator._fleet._registered[1]
+    cluster._loop.loop.call_soon_threadsafe(stream.outbox.put_nowait, None)
+    return stream
+
+
 def break_stream(cluster: Cluster) -> None:
     """The stream of shard 1 ends; it has followed again on return."""
-    shards = cluster.coordinator._fleet
-    before = shards._registered[1]
-    cluster._loop.loop.call_soon_threadsafe(before.outbox.put_nowait, None)
+    before, shards = end_stream(cluster), cluster.coordinator._fleet
     until(lambda: shards._registered.get(1) not in (None, before), "it follows again")
+
+
+@contextmanager
+def two_jobs(cluster: Cluster, folder: Path) -> Iterator[tuple[list[str], list[ps.Table], str]]:
+    """Two jobs of one step each, by name and table, and a snapshot of the first."""
+    names = [fresh_name(), fresh_name()]
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(ps.connect(servers=cluster.servers, job=name, num_workers=1))
+            for name in names
+        ]
+        tables = [table_of(worker) for worker in workers]
+        for table in tables:
+            step(table, 0)
+        yield names, tables, save(cluster, str(folder), names[0], {0: pack({})})
 
 
 def jobs(cluster: Cluster) -> list[list[str]]:
@@ -75,15 +100,8 @@ def test_a_rolling_restart_of_shard_0_after_a_rollback_loses_nothing(durable, tm
 
 def test_a_job_goes_on_when_another_one_was_restored_and_a_stream_broke(durable, tmp_path):
     """What a shard holds of other jobs is no other than before."""
-    folder, names = tmp_path / "snapshots", [fresh_name(), fresh_name()]
-    with (
-        ps.connect(servers=durable.servers, job=names[0], num_workers=1) as one,
-        ps.connect(servers=durable.servers, job=names[1], num_workers=1) as other,
-    ):
-        tables = [table_of(one), table_of(other)]
-        for table in tables:
-            step(table, 0)
-        snapshot = save(durable, str(folder), names[0], {0: pack({})})
+    folder = tmp_path / "snapshots"
+    with two_jobs(durable, folder) as (names, tables, snapshot):
         with dial(durable.servers.split(",")[0], OPEN) as channel:
             request = pb.RestoreRequest(job=names[0], snapshot=snapshot)
             CoordinatorStub(channel).Restore(request, timeout=LIMIT_S)
@@ -100,15 +118,8 @@ def test_a_shard_that_cannot_use_the_snapshot_of_one_job_keeps_what_it_holds_of_
     durable, tmp_path, how
 ):
     """A restore that it has refused is no reason to take it for a process that was left behind."""
-    folder, names = tmp_path / "snapshots", [fresh_name(), fresh_name()]
-    with (
-        ps.connect(servers=durable.servers, job=names[0], num_workers=1) as one,
-        ps.connect(servers=durable.servers, job=names[1], num_workers=1) as other,
-    ):
-        tables = [table_of(one), table_of(other)]
-        for table in tables:
-            step(table, 0)
-        snapshot = save(durable, str(folder), names[0], {0: pack({})})
+    folder = tmp_path / "snapshots"
+    with two_jobs(durable, folder) as (names, tables, snapshot):
         damaged = folder / names[0] / snapshot / "shard-1-of-2.safetensors"
         damaged.write_bytes(damaged.read_bytes()[:-8])
         with pytest.raises(SnapshotUnusable):
@@ -128,33 +139,15 @@ def test_a_stream_that_breaks_while_one_job_goes_back_costs_no_other_job_a_step(
     durable, tmp_path, monkeypatch
 ):
     """The order comes again to the shard, which has carried it out meanwhile."""
-    folder, names = tmp_path / "snapshots", [fresh_name(), fresh_name()]
-    there, go = threading.Event(), threading.Event()
-    shard = durable.shards[1].shard
-    open_part = shard.open_part
-
-    def slowly(*asked):
-        there.set()
-        assert go.wait(LIMIT_S)
-        return open_part(*asked)
-
-    with (
-        ps.connect(servers=durable.servers, job=names[0], num_workers=1) as one,
-        ps.connect(servers=durable.servers, job=names[1], num_workers=1) as other,
-    ):
-        tables = [table_of(one), table_of(other)]
-        for table in tables:
-            step(table, 0)
-        snapshot = save(durable, str(folder), names[0], {0: pack({})})
-        monkeypatch.setattr(shard, "open_part", slowly)
+    folder = tmp_path / "snapshots"
+    with two_jobs(durable, folder) as (names, tables, snapshot):
+        slow = Slow(durable.shards[1].shard, "open_part", lambda *_: True, monkeypatch)
 
         def meanwhile() -> None:
-            assert there.wait(LIMIT_S)
-            shards = durable.coordinator._fleet
-            before = shards._registered[1]
-            durable._loop.loop.call_soon_threadsafe(before.outbox.put_nowait, None)
-            until(lambda: shards._registered.get(1) is not before, "its stream has ended")
-            go.set()
+            assert slow.there.wait(LIMIT_S)
+            before = end_stream(durable)
+            until(lambda: durable.coordinator._fleet._registered.get(1) is not before, "its stream has ended")
+            slow.go.set()
 
         together([meanwhile, lambda: durable.go_back(names[0], snapshot)])
         until(lambda: 1 in durable.coordinator._fleet._registered, "it follows again")
@@ -175,16 +168,7 @@ def test_jobs_go_back_beside_each_other(durable, tmp_path, monkeypatch):
             worker.finish()
     durable.kill(0)
     durable.start_again(0)
-    there, go = threading.Event(), threading.Event()
-    open_part = durable.shards[0].shard.open_part
-
-    def slowly(job, *asked):
-        if job == slow:
-            there.set()
-            assert go.wait(LIMIT_S)
-        return open_part(job, *asked)
-
-    monkeypatch.setattr(durable.shards[0].shard, "open_part", slowly)
+    held = Slow(durable.shards[0].shard, "open_part", lambda job, *_: job == slow, monkeypatch)
 
     def train(job: str) -> int:
         with ps.connect(servers=durable.servers, job=job, num_workers=1, worker=0) as worker:
@@ -193,11 +177,11 @@ def test_jobs_go_back_beside_each_other(durable, tmp_path, monkeypatch):
             return table.step
 
     def meanwhile() -> int:
-        assert there.wait(LIMIT_S)
+        assert held.there.wait(LIMIT_S)
         try:
             return train(other)
         finally:
-            go.set()
+            held.go.set()
 
     assert together([lambda: train(slow), meanwhile]) == [2, 2]
 
