@@ -90,6 +90,7 @@ def ranks(
     own: dict[str, object] = {
         "model": "mlp",
         "split": 1,
+        "device": "cpu",
         "batch_size": 16,
         "optimizer": optimizer,
         "steps": STEPS,

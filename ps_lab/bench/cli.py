@@ -176,6 +176,7 @@ def step(
         int, typer.Option(min=1, help="Parameters that each tensor of the mlp is cut into.")
     ] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples a step, of each worker.")] = 64,
+    device: Annotated[str, typer.Option(help="On which the models compute: cpu, cuda.")] = "cpu",
     num_servers: Annotated[int, typer.Option(min=1, help="Servers (shards).")] = 1,
     num_workers: Annotated[int, typer.Option(min=1, help="Workers, and ranks of the peer.")] = 2,
     carrier: Annotated[str, typer.Option(help=f"One of {VALID}.")] = AUTO,
@@ -217,6 +218,7 @@ def step(
         model=model,
         split=split,
         batch_size=batch_size,
+        device=device,
         num_servers=num_servers,
         num_workers=num_workers,
         asked_carrier=carrier,

@@ -25,6 +25,7 @@ from ps_lab.cluster.cluster import Job, free_ports
 from ps_lab.cluster.host import LOCAL
 from ps_lab.cluster.network import Link, placed
 from ps_wire.errors import UsageError
+from ps_wire.process.device import device_of
 from ps_wire.spec import wire_dtype as wire_dtypes
 
 MODELS = ("mlp", "cnn", "gpt", "waiting")
@@ -62,6 +63,7 @@ class StepSetup(JobSetup):
     Attributes:
         split: parameters that each of the MLP's matrices and biases is cut into.
         batch_size: samples a step, of each worker.
+        device: on which models compute, of torch's names; all workers have the same.
         variants: of the project; the first one is the one that is compared.
         ddp_bucket_mb: size of DistributedDataParallel's buckets, MiB, but for its first one.
         link: between workers and servers, or of each host; None: as it is.
@@ -70,6 +72,7 @@ class StepSetup(JobSetup):
 
     split: int
     batch_size: int
+    device: str = "cpu"
     variants: tuple[Variant, ...]
     ddp_bucket_mb: int = 25
     link: Link | None = None
@@ -80,6 +83,7 @@ class StepSetup(JobSetup):
         wire_dtypes.parse(self.wire_dtype)
         if self.model not in MODELS:
             raise UsageError(f"--model {self.model!r} is not known; there are {', '.join(MODELS)}")
+        device_of(self.device)
         if self.split > 1 and self.model != "mlp":
             raise UsageError("--split cuts the parameters of the mlp only")
 
@@ -179,6 +183,7 @@ class StepOutcome:
             "parameters": self.parameters,
             "tensors": self.tensors,
             "batch_size": setup.batch_size,
+            "device": setup.device,
             **setup.to_json(self.carrier),
             "steps_per_round": STEPS,
             "wire_dtype": setup.wire_dtype,
@@ -238,6 +243,7 @@ def _start(session: Session, setup: StepSetup, servers: tuple[str, ...]) -> list
         "model": setup.model,
         "split": setup.split,
         "batch_size": setup.batch_size,
+        "device": setup.device,
         "optimizer": setup.optimizer,
         "steps": STEPS,
     }

@@ -39,7 +39,6 @@ from ps_server.shard import hand_off
 from ps_server.shard.follower import Follower
 from ps_server.shard.hand_off import Inherited
 from ps_server.shard.optimizer import piece_optimizer
-from ps_server.shard.optimizer.device_optimizer import device_of
 from ps_server.shard.service import ShardService
 from ps_server.shard.shard import Shard
 from ps_server.shard.traffic import Refused
@@ -53,6 +52,7 @@ from ps_wire.frames.carrier import Carrier
 from ps_wire.metrics.endpoint import MetricsEndpoint
 from ps_wire.process import watched
 from ps_wire.process.allocator import keep_large_blocks
+from ps_wire.process.device import device_of
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2, coordinator_pb2_grpc, shard_pb2, shard_pb2_grpc
 

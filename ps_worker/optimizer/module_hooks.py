@@ -118,7 +118,11 @@ class ModuleHooks:
         torch._dynamo.eval_frame.skip_code(before_forward.__code__)
         hooks: Any = module._forward_pre_hooks  # torch says dict
         hooks[self._number] = before_forward
-        hooks.move_to_end(self._number, last=False)  # others may read weights
+        # Others may read weights, so they come behind: also in the order of the plain dict, which
+        # `move_to_end` leaves as it is, and by which dynamo of torch 2.11 names hooks. No bytecode runs
+        # between the halves of a move: no Ctrl-C can lose a hook of the script's.
+        others = [it for it in hooks if it != self._number]
+        hooks.update(zip(others, map(hooks.pop, others), strict=True))
 
     @_disable_dynamo
     def _note(self, module: torch.nn.Module) -> None:

@@ -5,7 +5,8 @@ its own: what moves it, such as `share_memory()`, must not move them); one on an
 dtype, and one that has moved, is copied to, and rounded, when new weights are there. What a script writes
 into a parameter would be lost with the next pull, or be trained on by one worker alone; so each step looks:
 version counters of all parameters, where their memory lies and how large it is, and the bytes of a window of
-the flat weights that goes round (`param.data.clamp_()` bumps no counter).
+the flat weights that goes round (`param.data.clamp_()` bumps no counter), or, where weights are copied, of
+parameters (`written_copies.py`).
 
 Where weights lie in memory of shards, each version is in the other half than the one before, and parameters
 go along: `param.data` is set anew with each version; or, where they are small, they stay, and other memory is
@@ -33,6 +34,7 @@ from ps_wire.spec.plan import Partition
 from ps_worker.memory.flat import FlatBuckets, twin
 from ps_worker.memory.table_memory import TableMemory, weights_changed
 from ps_worker.memory.tensor_list import Look, Numbers, TensorList
+from ps_worker.optimizer.written_copies import WrittenCopies
 
 WINDOW_ELEMENTS = 1 << 16  # compared in a step: 2 x 20 us
 
@@ -66,6 +68,7 @@ class ShownWeights:
         self._parameters = [every[number] for number in self._numbers]
         self._all = TensorList(self._parameters)
         self._copied: set[int] = set()
+        self._copies = WrittenCopies(self._parameters, memory.stagings)
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._numels = TensorList(self._views_of(flat)).look().numels
         self._note_pointers()
@@ -217,6 +220,7 @@ class ShownWeights:
         return frozenset(self._numbers[index] for index in self._pending)
 
     def _fill(self, indices: list[int], flat: FlatBuckets | None = None) -> None:
+        self._copies.forget(indices)
         views = self._views_of(flat or self._flat)
         by_device: dict[torch.device, list[int]] = {}
         for index in indices:
@@ -224,6 +228,7 @@ class ShownWeights:
         for device, mine in by_device.items():
             targets = [self._parameters[index].data for index in mine]
             self._memory.stagings.of(device).into(targets, [views[index] for index in mine])
+        self._copies.keep(self._copied, indices)
 
     def _note_touched(self, indices: Iterable[int]) -> None:
         for index in indices if self._trusted else ():
@@ -264,6 +269,9 @@ class ShownWeights:
             self._follow(arrived=False)
         if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
             raise weights_changed("a parameter")
+        if (index := self._copies.found()) is not None:
+            raise weights_changed(f"parameter {self._names[index]!r}")
+        self._copies.look()
 
     def _moved(self, now: Look) -> bool:
         return not (

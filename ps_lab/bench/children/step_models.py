@@ -148,16 +148,20 @@ def gpt(_split: int) -> nn.Module:
 BUILD: dict[str, Callable[[int], nn.Module]] = {"mlp": mlp, "cnn": cnn, "gpt": gpt, "waiting": waiting}
 
 
-def make_loss(name: str, batch_size: int, seed: int) -> Callable[[nn.Module], torch.Tensor]:
-    """A function from the model to its loss on one batch, the same at each call."""
+def make_loss(
+    name: str, batch_size: int, seed: int, device: torch.device
+) -> Callable[[nn.Module], torch.Tensor]:
+    """A function from the model to its loss on one batch, the same at each call and on each device."""
     generator = torch.Generator().manual_seed(seed)
     if name in ("mlp", "waiting"):
-        x = torch.randn(batch_size, MLP_WIDTH if name == "mlp" else WAITING_WIDTH, generator=generator)
-        return lambda model: model(x).square().mean()
+        width = MLP_WIDTH if name == "mlp" else WAITING_WIDTH
+        values = torch.randn(batch_size, width, generator=generator).to(device)
+        return lambda model: model(values).square().mean()
     if name == "cnn":
         x = torch.randn(batch_size, 3, CNN_PIXELS, CNN_PIXELS, generator=generator)
         y = torch.randint(CNN_CLASSES, (batch_size,), generator=generator)
     else:
         x = torch.randint(GPT_VOCABULARY, (batch_size, GPT_TOKENS), generator=generator)
         y = torch.randint(GPT_VOCABULARY, (batch_size, GPT_TOKENS), generator=generator)
+    x, y = x.to(device), y.to(device)
     return lambda model: functional.cross_entropy(model(x), y)

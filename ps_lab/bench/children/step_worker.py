@@ -90,13 +90,17 @@ def run(
         step: called after each backward.
         settle: called at the end of a turn.
     """
-    loss = step_models.make_loss(configuration["model"], configuration["batch_size"], configuration["rank"])
+    device = torch.device(configuration["device"])
+    loss = step_models.make_loss(
+        configuration["model"], configuration["batch_size"], configuration["rank"], device
+    )
 
     def turn() -> None:
         for _ in range(configuration["steps"]):
             loss(model).backward()  # type: ignore[no-untyped-call]
             step()
         settle()
+        torch.get_device_module(device).synchronize()
 
     parameters = list(model.parameters())
     take_turns(turn, tensors=len(parameters), parameters=sum(item.numel() for item in parameters))
@@ -109,7 +113,7 @@ def main() -> None:
     )  # as `ps-worker` does: without, who allocates gradients would pay for their pages
     configuration = read_configuration()
     torch.manual_seed(0)
-    model = step_models.BUILD[configuration["model"]](configuration["split"])
+    model = step_models.BUILD[configuration["model"]](configuration["split"]).to(configuration["device"])
     {"alone": alone, "ddp": ddp, "project": project}[configuration["mode"]](configuration, model)
 
 

@@ -13,25 +13,9 @@ from functools import partial
 import torch
 
 from ps_server.shard.optimizer.piece_optimizer import PieceOptimizer, State, known
-from ps_wire.errors import UsageError
 from ps_wire.spec.table import Group
 
 HOST = torch.device("cpu")
-
-
-def device_of(text: str) -> torch.device:
-    """The device of `--device`.
-
-    Raises:
-        UsageError: torch knows no such device, or has none here.
-    """
-    try:
-        device = torch.device(text)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"--device {text!r}: torch cannot use it here: {reason}") from None
-    return device
 
 
 def optimizer_on(device: torch.device) -> Callable[..., PieceOptimizer]:

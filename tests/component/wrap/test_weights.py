@@ -14,11 +14,14 @@ from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_worker.memory.table_memory import Sharing, TableMemory
 from ps_worker.optimizer.shown_weights import WINDOW_ELEMENTS, ShownWeights
+from ps_worker.optimizer.written_copies import PART_ELEMENTS
 from tests.component.models import Mlp
 from tests.component.reference import assert_same, check, seeded
 from tests.component.scripts import STEPS, sgd, train
 from tests.component.service import Cluster, run_workers
 from tests.inside import exchange_of
+
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 # -- moved ---------------------------------------------------------------------------------------------
 
@@ -139,6 +142,45 @@ def test_a_large_model_that_is_written_past_autograd_in_each_step_is_found_withi
         assert optimizer.step_number > 0
 
     run_workers(cluster, body, carrier="uds")  # where weights are mapped, their pages are looked at
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])], ids=["smaller dtype", "gpu"]
+)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_written_past_autograd_where_weights_are_copied_is_found_within_some_steps(
+    cluster: Cluster, device: str, overlap: bool
+):
+    """Each write is found in the step after that in which its part was compared; it has three parts, so 4."""
+
+    def body(worker: ps.Worker) -> None:
+        model = nn.Linear(3, PART_ELEMENTS, bias=False).to(device)
+        model = model if device == "cuda" else model.bfloat16()
+        optimizer = worker.wrap(sgd(model), model, overlap=overlap)
+        x = torch.ones(1, 3, device=device, dtype=model.weight.dtype)
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                model(x).float().square().mean().backward()
+                if writes:
+                    model.weight.data[-1].clamp_(-1e-6, 1e-6)
+                optimizer.step()
+                optimizer.zero_grad()
+            worker.synchronize()
+
+        writes = False
+        steps(7)
+        writes = True
+        with pytest.raises(
+            ps.WeightsChanged, match="parameter 'weight' was written by the script after wrap"
+        ):
+            steps(4)
+        optimizer.abandon()
+        optimizer.zero_grad()
+        writes = False
+        steps(7)
+
+    run_workers(cluster, body)
 
 
 # -- memory --------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def test_variants_that_make_no_sense_are_refused(overlap: str, bucket_mb: str, s
         ({"asked_carrier": "pigeon"}, "'pigeon'"),
         ({"optimizer": "lbfgs"}, "sgd, adam"),
         ({"consistency": "often"}, "valid are"),
+        ({"device": "toaster"}, "--device 'toaster'"),
     ],
 )
 def test_a_setup_that_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> None:
@@ -112,7 +113,7 @@ def test_every_model_can_be_built_by_its_process() -> None:
 @pytest.mark.parametrize("model", ["cnn", "gpt"])
 def test_a_model_has_a_loss_and_a_gradient_for_each_parameter(model: str) -> None:
     made = step_models.BUILD[model](1)
-    step_models.make_loss(model, 2, seed=0)(made).backward()
+    step_models.make_loss(model, 2, 0, torch.device("cpu"))(made).backward()
     assert all(parameter.grad is not None for parameter in made.parameters())
 
 
