@@ -110,7 +110,7 @@ class HostStaging:
 
 
 class StreamStaging:
-    """A `Staging` of an accelerator. Not measured on a GPU yet."""
+    """A `Staging` of an accelerator."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         """Makes two streams.
@@ -199,7 +199,7 @@ class HostLane:
 
 
 class StreamLane:
-    """A `Lane` of an accelerator: a stream. Not tried on a GPU yet (2026-11-23)."""
+    """A `Lane` of an accelerator: a stream."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         """See `StreamStaging`."""

@@ -1,8 +1,8 @@
 """Optimizers on an accelerator, with their state there; weights stay on the host, where they are sent from.
 
 A step takes the weights and the mean of the gradients to the device and brings the weights back, so nobody
-else has to know that there is one. It waits for its own copies, never for the whole device. Not measured on a
-GPU yet.
+else has to know that there is one. It waits for its own copies, never for the whole device. They go from and
+to memory that is not registered with the device, which takes longer than the steps (docs/gpus.md).
 """
 
 from __future__ import annotations

@@ -74,8 +74,7 @@ def test_a_model_on_a_gpu_trains_as_one_on_the_host(cluster: Cluster, overlap: b
     def body(worker: ps.Worker) -> None:
         optimizer = worker.wrap(adam(model), model, overlap=overlap, buckets=PAGES)
         assert not exchange_of(optimizer).memory.mapped
-        with torch.device("cuda"):
-            train(_OnDevice(model), optimizer, range(STEPS))
+        train(_OnDevice(model), optimizer, range(STEPS))
         worker.finish()
 
     run_workers(cluster, body)

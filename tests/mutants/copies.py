@@ -1,0 +1,104 @@
+"""Faults in what is done for parameters that weights are copied to, and for hooks of modules."""
+
+from .mutant import Mutant
+
+WRITTEN = "ps_worker/optimizer/written_copies.py"
+SHOWN = "ps_worker/optimizer/shown_weights.py"
+HOOKS = "ps_worker/optimizer/module_hooks.py"
+UNIT = "tests/unit/ps_worker/optimizer/test_written_copies.py"
+WEIGHTS = "tests/component/wrap/test_weights.py"
+FOUND = (
+    f"{WEIGHTS}::"
+    "test_what_is_written_past_autograd_where_weights_are_copied_is_found_within_some_steps[True-smaller dtype]"
+)
+ORDER = (
+    "tests/unit/ps_worker/optimizer/test_module_hooks.py::"
+    "test_ours_are_first_in_both_orders_and_hooks_of_the_script_stay_as_they_are"
+)
+
+MUTANTS = (
+    Mutant(
+        name="copies: what a script has written where weights are copied is not looked for",
+        file=SHOWN,
+        text="        self._copies.look()\n",
+        fault="",
+        tests=(FOUND,),
+    ),
+    Mutant(
+        name="copies: what was found written is not said",
+        file=SHOWN,
+        text="        if (index := self._copies.found()) is not None:\n",
+        fault="        if (index := self._copies.found()) is not None and index < 0:\n",
+        tests=(FOUND,),
+    ),
+    Mutant(
+        name="copies: weights of other parameters end a look",
+        file=WRITTEN,
+        text="        if self._kept is not None and self._kept.index in filled:\n",
+        fault="        if self._kept is not None:\n",
+        tests=(f"{UNIT}::test_weights_of_other_parameters_do_not_end_a_look",),
+    ),
+    Mutant(
+        name="copies: what was kept of weights outlives them",
+        file=WRITTEN,
+        text="        if self._kept is not None and self._kept.index in filled:\n            self._kept = None\n",
+        fault="",
+        tests=(f"{UNIT}::test_new_weights_are_nothing_that_was_written",),
+    ),
+    Mutant(
+        name="copies: it is the same parameter's turn for ever",
+        file=WRITTEN,
+        text="        self._turn += 1\n",
+        fault="",
+        tests=(f"{UNIT}::test_parameters_take_turns",),
+    ),
+    Mutant(
+        name="copies: of a parameter the same part is looked at for ever",
+        file=WRITTEN,
+        text="    start = turn % -(-size // width) * width\n",
+        fault="    start = 0\n",
+        tests=(f"{UNIT}::test_every_element_comes_round",),
+    ),
+    Mutant(
+        name="copies: the last part of a parameter has no turn",
+        file=WRITTEN,
+        text="    start = turn % -(-size // width) * width\n",
+        fault="    start = turn % (size // width) * width\n",
+        tests=(f"{UNIT}::test_every_element_comes_round",),
+    ),
+    Mutant(
+        name="copies: a parameter that has moved is taken for written",
+        file=WRITTEN,
+        text="        if parameter.data_ptr() != kept.address or parameter.device != kept.values.device:\n",
+        fault="        if parameter.device != kept.values.device:\n",
+        tests=(f"{UNIT}::test_a_parameter_that_has_moved_is_not_compared",),
+    ),
+    Mutant(
+        name="copies: a NaN is taken for written",
+        file=WRITTEN,
+        text="        written = (_bits(_part(parameter, kept.part)) != _bits(kept.values)).any()\n",
+        fault="        written = (_part(parameter, kept.part) != kept.values).any()\n",
+        tests=(f"{UNIT}::test_what_nobody_writes_is_not_found",),
+    ),
+    Mutant(
+        name="copies: an answer is given again and again",
+        file=WRITTEN,
+        text="        asked, self._asked = self._asked, None\n",
+        fault="        asked = self._asked\n",
+        tests=(f"{UNIT}::test_an_answer_is_given_once",),
+    ),
+    Mutant(
+        name="hooks: ours come behind those of the script",
+        file=HOOKS,
+        text="        hooks.update(zip(others, map(hooks.pop, others), strict=True))\n",
+        fault="",
+        tests=(ORDER,),
+    ),
+    Mutant(
+        name="hooks: ours are first in one order of two",
+        file=HOOKS,
+        text="        hooks.update(zip(others, map(hooks.pop, others), strict=True))\n",
+        fault="        hooks.move_to_end(self._number, last=False)\n",
+        tests=(ORDER,),
+    ),
+)
