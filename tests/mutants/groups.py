@@ -325,6 +325,7 @@ MUTANTS = (
         '        globals()["Watch"] = lambda *_, **__: early\n'
         "        try:\n            # Kept for as long",
         tests=(f"{UNIT}/test_group.py",),
+        survives="a rank counts no silence of a time in which it did not look itself",
     ),
     Mutant(
         name="groups: the sum of ranks is not divided",

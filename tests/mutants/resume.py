@@ -84,6 +84,7 @@ MUTANTS = (
         text="            self._step = self._steps.step\n",
         fault="            pass\n",
         tests=(f"{RESUME}::test_who_is_killed_again_while_it_takes_steps_again_loses_nothing",),
+        survives="No samples are used as of either step: the next one is said, where it is not as foretold.",
     ),
     Mutant(
         name="resume: a forward that is no step takes what is registered once more",

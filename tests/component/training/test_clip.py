@@ -97,13 +97,13 @@ def test_a_wrapped_model_is_clipped_on_the_servers_and_overlaps(cluster: Cluster
 
 def test_who_finishes_behind_its_last_push_reads_that_step_though_it_is_decided_late(cluster, monkeypatch):
     """A push is acknowledged when it is there; its step closes when all shards have heard the scale."""
-    decide = StepCloser.decide
+    decide = StepCloser._decide
 
     def late(closer: StepCloser, step: int, scale: float) -> None:
         threading.Event().wait(0.2 * (step == STEPS - 1))
         decide(closer, step, scale)
 
-    monkeypatch.setattr(StepCloser, "decide", late)
+    monkeypatch.setattr(StepCloser, "_decide", late)
 
     def body(worker: ps.Worker) -> float:
         table = worker.table({"w": torch.zeros(2000)}, optimizer=ps.SGD(lr=1.0), clip_grad_norm=1e9)

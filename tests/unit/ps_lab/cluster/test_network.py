@@ -69,7 +69,13 @@ def test_a_number_of_hosts_that_makes_no_sense_is_refused(count: int) -> None:
         (["roundtrip", "--hosts", "1", "--carrier", "tcp", "--no-limit"], "--hosts takes 2 to 100, got 1"),
     ],
 )
-def test_options_of_hosts_that_do_not_go_together_are_refused(words: list[str], reason: str) -> None:
+def test_options_of_hosts_that_do_not_go_together_are_refused(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
+) -> None:
+    monkeypatch.setattr(
+        network, "enter", lambda _: pytest.fail("it begins")
+    )  # which goes on in another process
+
     error = typer.testing.CliRunner().invoke(app, words).exception
 
     assert isinstance(error, UsageError)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ps_server.coordinator import member_streams
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.said import MAX_PAIRS, check_counts, check_pairs, check_size, steps_by_table
 from ps_server.rpc.errors import MAX_REQUEST_BYTES
@@ -95,10 +96,14 @@ def check_all(table: spec_pb2.Table) -> None:
     ],
     ids=["parameters", "stages", "groups", "hyperparameters"],
 )
-async def test_a_table_with_too_many_of_anything_does_not_wait_to_be_read(table: spec_pb2.Table) -> None:
-    """One of each of a job's workers may wait."""
+async def test_a_table_with_too_many_of_anything_does_not_wait_to_be_read(
+    table: spec_pb2.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of each of a job's workers may wait. Hyper-parameters alone are counted as it is read."""
     with pytest.raises((ParameterUnsupported, UsageError)):
         check_all(table)
+    if not any(group.hyperparameters for group in table.optimizer.hyperparameters.groups):
+        monkeypatch.setattr(member_streams, "_table_of", lambda *_: pytest.fail("it has waited"))
     assert (await _refused({"make_table": pb.MakeTable(table=table)})).error in (
         "ParameterUnsupported",
         "UsageError",
