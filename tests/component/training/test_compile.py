@@ -106,6 +106,21 @@ def test_a_compiled_model_gives_the_bytes_of_plain_torch(
     assert counters["stats"]["unique_graphs"]
 
 
+def sequential() -> torch.nn.Module:
+    return torch.nn.Sequential(Residual(), torch.nn.Linear(13, 13), Mlp())
+
+
+@overlaps
+@backends
+def test_a_compiled_module_of_torchs_own_gives_the_bytes_of_plain_torch(
+    cluster: Cluster, backend: str, overlap: Any
+):
+    """Dynamo goes through the hooks of such a one; the first step after they are watched compiles again."""
+    script = loop(lambda model, backend: torch.compile(model, backend=backend), backend)
+    check(cluster, script, seeded(sequential), adam, overlap=overlap, buckets=EACH, carrier="tcp")
+    assert counters["stats"]["unique_graphs"]
+
+
 @backends
 @pytest.mark.parametrize("make", [Normed, Mlp], ids=lambda make: make.__name__)
 def test_a_compiled_model_under_autocast(cluster: Cluster, make: type[torch.nn.Module], backend: str):
