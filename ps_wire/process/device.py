@@ -16,7 +16,9 @@ def device_of(text: str) -> torch.device:
     try:
         device = torch.device(text)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"--device {text!r}: torch cannot use it here: {reason}") from None
+    if device.type == "meta":
+        raise UsageError(f"--device {text!r}: nothing has values there")
     return device

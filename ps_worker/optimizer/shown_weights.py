@@ -220,7 +220,8 @@ class ShownWeights:
         return frozenset(self._numbers[index] for index in self._pending)
 
     def _fill(self, indices: list[int], flat: FlatBuckets | None = None) -> None:
-        self._copies.forget(indices)
+        if self._copies.forget(indices):
+            self._memory.stagings.reads_end()
         views = self._views_of(flat or self._flat)
         by_device: dict[torch.device, list[int]] = {}
         for index in indices:
@@ -270,8 +271,15 @@ class ShownWeights:
         if not torch.equal(self._window, self._kept) or self._memory.written(self._turn):
             raise weights_changed("a parameter")
         if (index := self._copies.found()) is not None:
+            self._undo()
             raise weights_changed(f"parameter {self._names[index]!r}")
         self._copies.look()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _undo(self) -> None:
+        """Parameters that weights are copied to have these again."""
+        self._fill(sorted(self._copied))
 
     def _moved(self, now: Look) -> bool:
         return not (

@@ -51,7 +51,12 @@ def on_cuda() -> Bench:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     stagings, device = Stagings([]), torch.device("cuda")
-    return Bench(stagings.of(device), "cuda", lambda work: work(), stagings.lane(device))
+
+    def run(work: Callable[[], Any]) -> None:
+        torch.cuda._sleep(20_000_000)  # some 10 ms, in which whoever does not wait for it goes wrong
+        work()
+
+    return Bench(stagings.of(device), "cuda", run, stagings.lane(device))
 
 
 @pytest.fixture(

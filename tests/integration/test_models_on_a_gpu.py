@@ -21,7 +21,7 @@ SCRIPT = str(Path(__file__).with_name("gpu_script.py"))
 EXACT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # the same sums each time
 OUT_OF_REACH, CTRL_C = 69, 130
 
-# Trains until it is ended; each backward keeps the GPU busy for a second.
+# Trains until it is ended; each backward keeps the GPU busy for half a second.
 ENDLESS = """
 import torch, ps_worker as ps
 class Busy(torch.autograd.Function):

@@ -8,9 +8,10 @@ HOOKS = "ps_worker/optimizer/module_hooks.py"
 UNIT = "tests/unit/ps_worker/optimizer/test_written_copies.py"
 WEIGHTS = "tests/component/wrap/test_weights.py"
 FOUND = (
-    f"{WEIGHTS}::"
-    "test_what_is_written_past_autograd_where_weights_are_copied_is_found_within_some_steps[True-smaller dtype]"
+    f"{WEIGHTS}::test_what_is_written_past_autograd_where_weights_are_copied_is_found_within_some_steps"
+    "[{}-True-smaller dtype]"
 )
+BEFORE, AFTER = FOUND.format("before step"), FOUND.format("after step")
 ORDER = (
     "tests/unit/ps_worker/optimizer/test_module_hooks.py::"
     "test_ours_are_first_in_both_orders_and_hooks_of_the_script_stay_as_they_are"
@@ -22,14 +23,49 @@ MUTANTS = (
         file=SHOWN,
         text="        self._copies.look()\n",
         fault="",
-        tests=(FOUND,),
+        tests=(BEFORE,),
     ),
     Mutant(
         name="copies: what was found written is not said",
         file=SHOWN,
         text="        if (index := self._copies.found()) is not None:\n",
         fault="        if (index := self._copies.found()) is not None and index < 0:\n",
-        tests=(FOUND,),
+        tests=(BEFORE,),
+    ),
+    Mutant(
+        name="copies: what is written before weights have come is not found",
+        file=SHOWN,
+        text="        if self._copies.forget(indices):\n            self._memory.stagings.reads_end()\n",
+        fault="        self._copies._kept = None\n",
+        tests=(AFTER,),
+    ),
+    Mutant(
+        name="copies: weights come while they are compared for the last time",
+        file=SHOWN,
+        text="        if self._copies.forget(indices):\n            self._memory.stagings.reads_end()\n",
+        fault="        self._copies.forget(indices)\n",
+        tests=(f"{WEIGHTS}::test_weights_wait_until_they_were_compared_for_the_last_time",),
+    ),
+    Mutant(
+        name="copies: the error leaves what was written",
+        file=SHOWN,
+        text="            self._undo()\n",
+        fault="",
+        tests=(f"{WEIGHTS}::test_the_error_undoes_what_was_written_where_weights_are_copied",),
+    ),
+    Mutant(
+        name="copies: parts go round with parameters",
+        file=WRITTEN,
+        text="        part, place = divmod(self._turn, len(self._order))\n",
+        fault="        part, place = self._turn, self._turn % len(self._order)\n",
+        tests=(f"{UNIT}::test_every_element_comes_round",),
+    ),
+    Mutant(
+        name="copies: parameters that weights are copied to later have no turn",
+        file=WRITTEN,
+        text="        if len(self._order) != len(copied):\n",
+        fault="        if not self._order:\n",
+        tests=(f"{UNIT}::test_parameters_take_turns",),
     ),
     Mutant(
         name="copies: weights of other parameters end a look",
@@ -69,8 +105,8 @@ MUTANTS = (
     Mutant(
         name="copies: a parameter that has moved is taken for written",
         file=WRITTEN,
-        text="        if parameter.data_ptr() != kept.address or parameter.device != kept.values.device:\n",
-        fault="        if parameter.device != kept.values.device:\n",
+        text="        if place != (kept.address, kept.shape, kept.values.device):\n",
+        fault="        if place[1:] != (kept.shape, kept.values.device):\n",
         tests=(f"{UNIT}::test_a_parameter_that_has_moved_is_not_compared",),
     ),
     Mutant(
@@ -83,21 +119,21 @@ MUTANTS = (
     Mutant(
         name="copies: an answer is given again and again",
         file=WRITTEN,
-        text="        asked, self._asked = self._asked, None\n",
+        text="        asked, self._asked = self._asked, []\n",
         fault="        asked = self._asked\n",
         tests=(f"{UNIT}::test_an_answer_is_given_once",),
     ),
     Mutant(
         name="hooks: ours come behind those of the script",
         file=HOOKS,
-        text="        hooks.update(zip(others, map(hooks.pop, others), strict=True))\n",
+        text="        if others:\n            hooks.update(zip(others, map(hooks.pop, others), strict=True))\n",
         fault="",
         tests=(ORDER,),
     ),
     Mutant(
         name="hooks: ours are first in one order of two",
         file=HOOKS,
-        text="        hooks.update(zip(others, map(hooks.pop, others), strict=True))\n",
+        text="        if others:\n            hooks.update(zip(others, map(hooks.pop, others), strict=True))\n",
         fault="        hooks.move_to_end(self._number, last=False)\n",
         tests=(ORDER,),
     ),

@@ -12,6 +12,7 @@ from torch import nn
 import ps_worker as ps
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
+from ps_worker.memory.staging import HostStaging, Stagings
 from ps_worker.memory.table_memory import Sharing, TableMemory
 from ps_worker.optimizer.shown_weights import WINDOW_ELEMENTS, ShownWeights
 from ps_worker.optimizer.written_copies import PART_ELEMENTS
@@ -144,43 +145,138 @@ def test_a_large_model_that_is_written_past_autograd_in_each_step_is_found_withi
     run_workers(cluster, body, carrier="uds")  # where weights are mapped, their pages are looked at
 
 
-@pytest.mark.parametrize(
+on_devices = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])], ids=["smaller dtype", "gpu"]
 )
+TINY = 1e-6
+
+
+class Written:
+    """A model to which weights are copied, and a loop over it that writes past autograd if it is to."""
+
+    def __init__(self, worker: ps.Worker, device: str, elements: int, *, overlap: bool) -> None:
+        model = nn.Linear(3, elements, bias=False).to(device)
+        self.model = model if device == "cuda" else model.bfloat16()
+        self.optimizer = worker.wrap(sgd(self.model), self.model, overlap=overlap)
+        self.x = torch.ones(1, 3, device=device, dtype=self.model.weight.dtype)
+        self._worker = worker
+
+    def write(self) -> None:
+        self.model.weight.data[-1].clamp_(-TINY, TINY)
+
+    def steps(self, count: int, *, writes: str = "") -> None:
+        for _ in range(count):
+            self.model(self.x).float().square().mean().backward()
+            if writes == "before step":
+                self.write()
+            self.optimizer.step()
+            if writes == "after step":
+                self.write()
+            self.optimizer.zero_grad()
+        self._worker.synchronize()
+
+
+@on_devices
 @pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("writes", ["before step", "after step"])
 def test_what_is_written_past_autograd_where_weights_are_copied_is_found_within_some_steps(
-    cluster: Cluster, device: str, overlap: bool
+    cluster: Cluster, device: str, overlap: bool, writes: str
 ):
-    """Each write is found in the step after that in which its part was compared; it has three parts, so 4."""
+    """A part of it is compared in each step, and the next one says so; it has three parts.
+
+    With overlap what is written after a step is written before the weights of that step have come.
+    """
 
     def body(worker: ps.Worker) -> None:
-        model = nn.Linear(3, PART_ELEMENTS, bias=False).to(device)
-        model = model if device == "cuda" else model.bfloat16()
-        optimizer = worker.wrap(sgd(model), model, overlap=overlap)
-        x = torch.ones(1, 3, device=device, dtype=model.weight.dtype)
-
-        def steps(count: int) -> None:
-            for _ in range(count):
-                model(x).float().square().mean().backward()
-                if writes:
-                    model.weight.data[-1].clamp_(-1e-6, 1e-6)
-                optimizer.step()
-                optimizer.zero_grad()
-            worker.synchronize()
-
-        writes = False
-        steps(7)
-        writes = True
+        made = Written(worker, device, PART_ELEMENTS, overlap=overlap)
+        made.steps(7)
         with pytest.raises(
             ps.WeightsChanged, match="parameter 'weight' was written by the script after wrap"
         ):
-            steps(4)
-        optimizer.abandon()
-        optimizer.zero_grad()
-        writes = False
-        steps(7)
+            made.steps(6, writes=writes)
+        made.optimizer.abandon()
+        made.optimizer.zero_grad()
+        made.steps(7)
 
-    run_workers(cluster, body)
+    run_workers(cluster, body, carrier="uds")
+
+
+@on_devices
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_error_undoes_what_was_written_where_weights_are_copied(
+    cluster: Cluster, device: str, overlap: bool
+):
+    """All of it is compared in each step."""
+
+    def body(worker: ps.Worker) -> None:
+        made = Written(worker, device, 8, overlap=overlap)
+        made.steps(3)
+        with pytest.raises(ps.WeightsChanged):
+            made.steps(2, writes="before step")
+        (shown,) = exchange_of(made.optimizer).memory.shown().views
+        assert torch.equal(made.model.weight.detach().cpu(), shown.to(made.model.weight.dtype))
+        assert (made.model.weight[-1].abs() > TINY).all()
+        made.optimizer.abandon()
+        made.optimizer.zero_grad()
+        made.steps(5)
+
+    run_workers(cluster, body, carrier="uds")
+
+
+def test_weights_wait_until_they_were_compared_for_the_last_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """On an accelerator they come on a stream of their own, which waits for what was marked as read."""
+    said: list[str] = []
+    reads_end = Stagings.reads_end
+
+    class Noting(HostStaging):
+        def out(self, views: Any, gradients: Any) -> Any:
+            said.extend(["compared"] * (gradients[0].dtype is torch.bool))
+            return super().out(views, gradients)
+
+        def into(self, targets: Any, views: Any) -> None:
+            said.append("weights")
+            super().into(targets, views)
+
+    def ends(stagings: Stagings) -> None:
+        said.append("marked")
+        reads_end(stagings)
+
+    monkeypatch.setattr(Stagings, "of", lambda *_: Noting())
+    monkeypatch.setattr(Stagings, "reads_end", ends)
+
+    def body(worker: ps.Worker) -> None:
+        Written(worker, "cpu", 8, overlap=False).steps(4)
+
+    run_workers(cluster, body, carrier="uds")
+    every = " ".join(said)
+    assert "compared marked weights" in every
+    assert "compared weights" not in every
+
+
+def test_weights_that_ctrl_c_has_left_uncounted_are_nothing_that_was_written(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """They were copied, and not noted yet."""
+    into = HostStaging.into
+
+    def interrupted(staging: HostStaging, targets: Any, views: Any) -> None:
+        into(staging, targets, views)
+        raise KeyboardInterrupt
+
+    def body(worker: ps.Worker) -> None:
+        made = Written(worker, "cpu", 8, overlap=False)
+        made.steps(3)
+        made.model(made.x).float().square().mean().backward()
+        with monkeypatch.context() as patch:
+            patch.setattr(HostStaging, "into", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                made.optimizer.step()
+        made.optimizer.zero_grad()
+        made.steps(4)
+
+    run_workers(cluster, body, carrier="uds")
 
 
 # -- memory --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ps_wire.errors import PsError, UsageError
 from ps_wire.process.device import device_of
 
 
-@pytest.mark.parametrize("text", ["toaster", "meta:nowhere"])
+@pytest.mark.parametrize("text", ["toaster", "meta:nowhere", "meta", "privateuseone"])
 def test_a_device_that_is_not_here_is_named(text: str):
     with pytest.raises(UsageError, match=f"--device '{text}'") as caught:
         device_of(text)
