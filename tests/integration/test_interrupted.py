@@ -35,8 +35,12 @@ try:
             began_s = time.monotonic()
 finally:
     print("left in time:", time.monotonic() - began_s < 5)
-    names = {thread.name for thread in threading.enumerate()} - {"ps-stop"}  # that is the process's
-    print("threads:", [name for name in names if name.startswith("ps-")])
+    def ours():  # but that which is the process's
+        return [it.name for it in threading.enumerate() if it.name.startswith("ps-") and it.name != "ps-stop"]
+    until_s = time.monotonic() + 20  # who leaves waits for them no longer than it may
+    while ours() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    print("threads:", ours())
 """
 
 
