@@ -35,12 +35,10 @@ try:
             began_s = time.monotonic()
 finally:
     print("left in time:", time.monotonic() - began_s < 5)
-    def ours():  # but that which is the process's
-        return [it.name for it in threading.enumerate() if it.name.startswith("ps-") and it.name != "ps-stop"]
-    until_s = time.monotonic() + 20  # who leaves waits for them no longer than it may
-    while ours() and time.monotonic() < until_s:
-        time.sleep(0.05)
-    print("threads:", ours())
+    ours = [it for it in threading.enumerate() if it.name.startswith("ps-") and it.name != "ps-stop"]
+    for thread in ours:  # who leaves waits for them no longer than it may
+        thread.join(20)
+    print("threads:", [it.name for it in ours if it.is_alive()])
 """
 
 

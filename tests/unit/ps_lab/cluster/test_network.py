@@ -72,9 +72,8 @@ def test_a_number_of_hosts_that_makes_no_sense_is_refused(count: int) -> None:
 def test_options_of_hosts_that_do_not_go_together_are_refused(
     monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
 ) -> None:
-    monkeypatch.setattr(
-        network, "enter", lambda _: pytest.fail("it begins")
-    )  # which goes on in another process
+    # It would go on in another process, and leave this one without a result.
+    monkeypatch.setattr(network, "enter", lambda _: pytest.fail("it begins"))
 
     error = typer.testing.CliRunner().invoke(app, words).exception
 
