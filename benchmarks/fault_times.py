@@ -28,7 +28,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.cluster import command_path
+from ps_lab.cluster.ports import free_ports
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import is_serving
 from ps_wire.access.access import OPEN

@@ -36,9 +36,10 @@ from ps_lab.bench import shapes
 from ps_lab.bench.parties import Party, interleave
 from ps_lab.bench.session import ProcessPlan, Session, run_module
 from ps_lab.bench.step import ALONE, DDP, LIMIT_S, STEPS
-from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.cluster import command_path
 from ps_lab.cluster.host import LOCAL
 from ps_lab.cluster.network import Link
+from ps_lab.cluster.ports import free_ports
 from ps_wire.v1.shard_pb2 import TablesRequest
 from ps_worker.job import own_servers
 from ps_worker.settings import STORE

@@ -11,7 +11,7 @@ from pathlib import Path
 from ps_lab.bench.peers import PEERS, Peer
 from ps_lab.bench.session import ProcessPlan
 from ps_lab.bench.setup import Setup
-from ps_lab.cluster.cluster import HOST, free_ports
+from ps_lab.cluster.ports import HOST, free_ports
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
 

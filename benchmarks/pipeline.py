@@ -35,7 +35,8 @@ from torch import nn
 from ps_lab.bench import usage
 from ps_lab.bench.parties import interleave
 from ps_lab.bench.session import ProcessPlan, Session
-from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.cluster import command_path
+from ps_lab.cluster.ports import free_ports
 from ps_worker.pipeline.blocks import blocks_of
 from ps_worker.pipeline.cost import REPEATS, WARM_UP, cheapest_cuts, costs_of
 from ps_worker.pipeline.timetable import formula

@@ -18,7 +18,8 @@ import sys
 import time
 
 from ps_lab.bench import usage
-from ps_lab.cluster.cluster import HOST, command_path
+from ps_lab.cluster.cluster import command_path
+from ps_lab.cluster.ports import HOST
 
 WORKER = """
 import json, time

@@ -8,7 +8,7 @@ import uuid
 from ps_lab.bench.session import ProcessPlan, run_module
 from ps_lab.bench.setup import Setup
 from ps_lab.bench.shapes import ITEM_BYTES
-from ps_lab.cluster.cluster import HOST, free_ports
+from ps_lab.cluster.ports import HOST, free_ports
 
 NAME = "limit"
 ONE_PASS = "one pass"  # noqa: S105 - over the memory

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from ps_lab.bench.session import ProcessPlan, run_module
-from ps_lab.cluster.cluster import HOST
 from ps_lab.cluster.network import Link
+from ps_lab.cluster.ports import HOST
 from ps_lab.errors import BenchFailed
 from ps_wire.errors import UsageError
 from ps_wire.frames.carrier import Carrier

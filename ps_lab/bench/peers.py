@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from ps_lab.bench.session import ProcessPlan, run_module
 from ps_lab.bench.setup import Setup
-from ps_lab.cluster.cluster import free_ports
 from ps_lab.cluster.network import placed
+from ps_lab.cluster.ports import free_ports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,10 @@ from ps_lab.bench.parties import WARM_UP_ROUNDS, Party, interleave
 from ps_lab.bench.session import ProcessPlan, Session, run_module
 from ps_lab.bench.setup import JobSetup
 from ps_lab.bench.watcher import Watcher
-from ps_lab.cluster.cluster import Job, free_ports
+from ps_lab.cluster.cluster import Job
 from ps_lab.cluster.host import LOCAL
 from ps_lab.cluster.network import Link, placed
+from ps_lab.cluster.ports import free_ports
 from ps_wire.errors import UsageError
 from ps_wire.process.device import device_of
 from ps_wire.spec import wire_dtype as wire_dtypes

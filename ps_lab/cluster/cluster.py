@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import queue
-import random
 import shutil
 import signal
-import socket
 import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +22,11 @@ from typing import Self, TypeAlias
 from ps_lab.cluster.child import Child
 from ps_lab.cluster.host import LOCAL, Host
 from ps_lab.cluster.interrupts import Signalled
+from ps_lab.cluster.ports import free_ports
 from ps_lab.errors import CommandMissing, Interrupted, process_failed
 from ps_lab.status.observer import is_serving
 from ps_wire.access.access import from_environment
-from ps_wire.errors import StartLimitExceeded, Unavailable
+from ps_wire.errors import StartLimitExceeded
 from ps_wire.frames.carrier import AUTO, Carrier
 
 POLL_S = 0.1  # between two looks at a server that starts
@@ -36,11 +35,7 @@ START_LIMIT_S = (
 )
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
 DRAIN_LIMIT_S = 5.0  # of it, for a worker's step to end
-HOST = LOCAL.address
 SHORTCUTS = (None, AUTO)  # carriers that would find a way past a slow link
-# Below what Linux and macOS hand out to outgoing connections, so that none of those takes a port between
-# our choice and the server's bind.
-PORTS = range(20_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,25 +350,6 @@ def threads_per_process(processes: int) -> int:
     """Threads that each of so many processes takes for arithmetic: together no more than there are cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """Ports of loopback on which nobody listens now.
-
-    Raises:
-        Unavailable: there are not enough.
-    """
-    found: list[int] = []
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        if len(found) == count:
-            return tuple(found)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-        found.append(port)
-    raise Unavailable(f"no {count} free ports in {PORTS.start}..{PORTS.stop - 1} on {HOST}")
 
 
 def command_path(name: str) -> str:

@@ -24,8 +24,9 @@ from typing import Self
 
 from ps_lab.bench.link import check_available
 from ps_lab.cluster.child import Child
-from ps_lab.cluster.cluster import Cluster, Event, Job, free_ports, interrupted
+from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
 from ps_lab.cluster.interrupts import Signalled
+from ps_lab.cluster.ports import free_ports
 from ps_lab.cluster.team import Team
 from ps_lab.compare.host_links import LinkProcesses, check_links, links_of
 from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts

@@ -21,6 +21,16 @@ def srun(words: list[str]) -> int:
     (count,) = [int(it.partition("=")[2]) for it in options if it.startswith("--ntasks=")]
     hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
     tasks: list[subprocess.Popen[bytes]] = []
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+        for task in tasks:
+            if task.poll() is None:
+                task.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
     for number in range(count):
         host = hosts[number * len(hosts) // count]
         own = {
@@ -29,13 +39,8 @@ def srun(words: list[str]) -> int:
             "SLURMD_NODENAME": host,
         }  # as Slurm says it
         tasks.append(subprocess.Popen(command, env=os.environ | own))
-
-    def stop(*_: object) -> None:
-        for task in tasks:
-            if task.poll() is None:
-                task.send_signal(signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, stop)
+    if stopped:  # before all were there
+        stop()
     return max(task.wait() for task in tasks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ps_lab.cluster.cluster import command_path, free_ports
+from ps_lab.cluster.cluster import command_path
+from ps_lab.cluster.ports import free_ports
 from tests.integration.processes import ENVIRONMENT, Process
 from tests.until import until
 
@@ -23,15 +25,17 @@ pytestmark = pytest.mark.integration
 SCRIPT = DEPLOY / "slurm" / "train.sbatch"
 TRAINER = str(Path(__file__).with_name("trainer.py"))
 # In the place of a command: it says with which variables it was started, and ends as the test wants. Workers
-# end when both servers have said so: those are stopped then.
+# end when both servers have said so: those are stopped then. Where servers end by themselves, workers wait.
 STAND_IN = """#!/bin/sh
-trap 'exit 0' TERM
+trap 'exit "${STOPPED:-0}"' TERM
 echo "$(basename "$0") $PS_SHARD$PS_WORKER $PS_SERVERS $PS_COORDINATOR $PS_ADVERTISE $PS_NUM_WORKERS $*"
 case "$0" in *ps-worker)
     while [ "$(ls "$STANDING" | wc -l)" -lt 2 ]; do sleep 0.02; done
+    if [ -n "$SERVED" ]; then : > "$STANDING/waits"; while :; do sleep 0.02; done; fi
     exit "${CODE:-0}";;
 esac
 : > "$STANDING/${PS_SHARD%/*}"
+if [ -n "$SERVED" ]; then while [ ! -e "$STANDING/waits" ]; do sleep 0.02; done; exit "$SERVED"; fi
 while :; do sleep 0.1; done
 """
 
@@ -48,12 +52,14 @@ class Slurm:
         for name in ("srun", "scontrol"):
             fake = Path(__file__).with_name("srun.py")
             self.put(name, f'#!/bin/sh\nexec {sys.executable} {fake} {name} "$@"\n')
+        port, data_port = map(str, free_ports(2))
         self._environment = ENVIRONMENT | {
             "PATH": f"{self.tools}:{Path(command_path('ps-server')).parent}:{ENVIRONMENT['PATH']}",
             "PYTHONPATH": str(ROOT),
             "PS_RUNS": str(folder / "runs"),
             "PS_HOST": "127.0.0.1",
-            "PS_PORT": str(free_ports(1)[0]),
+            "PS_PORT": port,
+            "PS_DATA_PORT": data_port,
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NAME": "trial",
             "SLURM_JOB_NODELIST": hosts,
@@ -111,6 +117,7 @@ def stand_ins(tmp_path: Path) -> Iterator[Slurm]:
 def test_a_job_that_is_stopped_is_requeued_and_goes_on_where_it_was(small: Slurm):
     first = small.submit(TRAINER, str(small.folder))
     until(lambda: steps_of(first.lines) or first.is_over, "it trains")
+    assert steps_of(first.lines), first.text
     first.signal(signal.SIGTERM)
     assert first.wait_end() == 75, first.text
     assert small.requeued.read_text() == "requeue 7\n"
@@ -145,6 +152,29 @@ def test_what_goes_on_where_it_was_is_requeued_so_many_times(
     ended = stand_ins.submit("x.py", CODE=str(code), SLURM_RESTART_COUNT=str(restarts))
     assert ended.wait_end() == code, ended.text
     assert stand_ins.requeued.exists() == again
+
+
+@pytest.mark.parametrize(
+    ("served", "code", "again"), [(69, 69, True), (137, 69, True), (78, 78, False), (64, 64, False)]
+)
+def test_where_servers_end_first_workers_are_stopped(stand_ins: Slurm, served: int, code: int, again: bool):
+    """And the job is tried again, unless the servers would refuse the same once more."""
+    ended = stand_ins.submit("x.py", SERVED=str(served), STOPPED="75")
+    assert ended.wait_end() == code, ended.text
+    assert "train.sbatch: a server has ended: the workers are stopped" in ended.lines
+    assert f"train.sbatch: a server ended with {served}; the workers with 75" in ended.lines
+    assert stand_ins.requeued.exists() == again
+
+
+def test_a_server_whose_port_is_taken_keeps_no_worker_waiting(small: Slurm):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = small.submit(TRAINER, str(small.folder), PS_DATA_PORT=port)
+        assert ended.wait_end() == 69, ended.text
+    assert f"127.0.0.1:{port}" in ended.text
+    assert small.requeued.exists()
 
 
 def test_without_a_script_or_slurm_it_says_so(stand_ins: Slurm):

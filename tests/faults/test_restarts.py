@@ -13,12 +13,13 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import ps_worker as ps
+from ps_lab.cluster.ports import free_ports
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import CLIENT
 from tests.faults.restarting import SMALL, STEPS, Restarting, Run
 from tests.integration.processes import LIMIT_S, Process, Zygote
-from tests.integration.servers import NOT_SERVING, SERVING, Servers, free_ports, fresh_job, until
+from tests.integration.servers import NOT_SERVING, SERVING, Servers, fresh_job, until
 from tests.integration.team import join, together
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 from tests.integration.processes import Process, Start
 from tests.integration.servers import Servers, fresh_job
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 from ps_wire.access.channel import CLIENT
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub

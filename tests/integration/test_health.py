@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ps_lab.cluster.certificate_authority import make_certificates
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 
 from .processes import Start
 from .servers import SERVING, Servers, wait_health

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 from ps_wire.metrics.families import COORDINATOR, SHARD, WORKER, Family
 from tests.until import LIMIT_S, until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 from ps_wire import errors
 from ps_wire.frames.frame import PROTOCOL
 from ps_wire.v1 import shard_pb2, shard_pb2_grpc

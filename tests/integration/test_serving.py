@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 from ps_wire.access.channel import CLIENT
 from ps_wire.errors import ServerNotReady
 from ps_wire.frames.frame import PROTOCOL

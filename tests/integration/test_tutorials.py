@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 
 from .processes import Process, Start
 from .servers import Servers, fresh_job

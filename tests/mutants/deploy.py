@@ -4,6 +4,11 @@ from .mutant import Mutant
 
 SERVING = "tests/integration/test_serving.py"
 FOLLOWER = "ps_server/shard/follower.py"
+BATCH = "deploy/slurm/train.sbatch"
+OF_BATCH = "tests/deploy/test_slurm.py"
+LOST = f"{OF_BATCH}::test_where_servers_end_first_workers_are_stopped"
+PORTS = "ps_lab/cluster/ports.py"
+OF_PORTS = ("tests/unit/ps_lab/cluster/test_ports.py",)
 
 MUTANTS = (
     Mutant(
@@ -155,5 +160,82 @@ MUTANTS = (
         text="    if reply.status != health_pb2.HealthCheckResponse.SERVING:\n",
         fault="    if False:\n",
         tests=("tests/integration/test_health.py",),
+    ),
+    Mutant(
+        name="slurm: workers wait for servers that have ended",
+        file=BATCH,
+        text='    if ! kill -0 "$serving" 2> /dev/null; then\n',
+        fault="    if false; then\n",
+        tests=(LOST,),
+    ),
+    Mutant(
+        name="slurm: what a server refuses is tried again",
+        file=BATCH,
+        text="    case $served in 64|78) code=$served ;; esac",
+        fault="    :",
+        tests=(LOST,),
+    ),
+    Mutant(
+        name="slurm: a server that is lost ends the job for good",
+        file=BATCH,
+        text="    code=69\n",
+        fault="    code=$served\n",
+        tests=(LOST,),
+    ),
+    Mutant(
+        name="slurm: the port of data is always the one after the other",
+        file=BATCH,
+        text="${PS_DATA_PORT:-$((port + 1))}",
+        fault="$((port + 1))",
+        tests=(f"{OF_BATCH}::test_a_server_whose_port_is_taken_keeps_no_worker_waiting",),
+    ),
+    Mutant(
+        name="ports: two that choose at once have the same",
+        file=PORTS,
+        text="            except (BlockingIOError, PermissionError):\n                return False\n",
+        fault="            except (BlockingIOError, PermissionError):\n                pass\n",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: one process has the same twice",
+        file=PORTS,
+        text="port not in self._chosen and ",
+        fault="",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: they end with the range",
+        file=PORTS,
+        text="                self._forget(keep=found)\n",
+        fault="",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: what is given out anew stays locked",
+        file=PORTS,
+        text="                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, port)\n",
+        fault="                    pass\n",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: one call has the same twice, where all have been chosen",
+        file=PORTS,
+        text="        self._chosen = set(keep)\n",
+        fault="        self._chosen = set()\n",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: no file, no port",
+        file=PORTS,
+        text="            with contextlib.suppress(OSError):  # no folder",
+        fault="            with contextlib.suppress(KeyError):  # no folder",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: a link of somebody else is followed",
+        file=PORTS,
+        text=" | os.O_NOFOLLOW",
+        fault="",
+        tests=OF_PORTS,
     ),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 from tests.integration.processes import ENVIRONMENT, TETHER, Process
 from tests.unchanged.tree import Tree
 from tests.until import LIMIT_S

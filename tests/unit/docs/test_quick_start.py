@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from ps_lab.cluster.cluster import free_ports
+from ps_lab.cluster.ports import free_ports
 from ps_lab.status.observer import ask
 from ps_wire.errors import Unavailable
 from tests.integration.processes import Process

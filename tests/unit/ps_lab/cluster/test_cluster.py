@@ -1,22 +1,12 @@
 """What a cluster decides before it starts anything."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
-from ps_lab.cluster.cluster import HOST, PORTS, Cluster, Job, command_path, free_ports, threads_per_process
+from ps_lab.cluster.cluster import Cluster, Job, command_path, threads_per_process
 from ps_lab.errors import CommandMissing
-
-
-def test_free_ports_are_distinct_can_be_bound_and_are_not_those_of_outgoing_connections() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    assert set(ports) <= set(PORTS)
-    for port in ports:
-        with socket.socket() as probe:
-            probe.bind((HOST, port))
 
 
 def test_processes_share_the_cores_and_each_gets_at_least_one_thread() -> None:
