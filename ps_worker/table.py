@@ -17,7 +17,6 @@ import torch
 
 from ps_wire.errors import Evicted, PsError, UsageError
 from ps_worker.exchange.exchange import Exchange
-from ps_worker.process.one_thread import Answering
 from ps_worker.process.waiting import waits
 from ps_worker.step.batch_in_hand import BatchInHand
 from ps_worker.step.first_push import FirstPush
@@ -343,8 +342,7 @@ class _Reply(Future[Result]):
     def end(self, error: PsError | None) -> None:
         """Sets the result: what was asked for has come, or never will."""
         failed = error or self._failed
-        with Answering():
-            if failed is None:
-                self.set_result(cast(Result, self._made))
-            else:
-                self.set_exception(failed)
+        if failed is None:
+            self.set_result(cast(Result, self._made))
+        else:
+            self.set_exception(failed)

@@ -15,7 +15,7 @@ from ps_wire.errors import UsageError
 
 
 class _Thread(threading.local):
-    answers = False  # it completes a future now
+    answers = False  # it receives them, and completes futures
 
 
 _thread = _Thread()
@@ -61,13 +61,6 @@ class OneThread:
         return self._lock
 
 
-class Answering:
-    """`with` it: this thread completes a future; what a script has it do then is no call of a worker."""
-
-    def __enter__(self) -> None:
-        _thread.answers = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _thread.answers = False
+def receives_answers() -> None:
+    """This thread receives answers from now on: what a script has it do is no call of a worker."""
+    _thread.answers = True

@@ -38,6 +38,7 @@ from ps_wire.process import watched
 from ps_wire.sockets.frame_socket import close_all
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.process.farewell import UNHURRIED, Farewell
+from ps_worker.process.one_thread import receives_answers
 from ps_worker.process.retry import Retry
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
@@ -203,6 +204,7 @@ class Connection:
     # -- the receiving thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        receives_answers()
         retry = Retry(self._retry_limit_s, wait=self._closing.wait)
         while not self._closing.is_set():
             try:

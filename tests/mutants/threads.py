@@ -114,8 +114,15 @@ MUTANTS = (
     Mutant(
         name="a callback of a future may push",
         file="ps_worker/process/one_thread.py",
-        text="        _thread.answers = True\n",
-        fault="        _thread.answers = False\n",
+        text="    _thread.answers = True\n",
+        fault="    _thread.answers = False\n",
+        tests=(f"{TABLE}::test_a_callback_of_a_future_may_not_push_or_pull",),
+    ),
+    Mutant(
+        name="a connection's thread does not say that it receives answers",
+        file="ps_worker/transport/connection.py",
+        text="        receives_answers()\n",
+        fault="",
         tests=(f"{TABLE}::test_a_callback_of_a_future_may_not_push_or_pull",),
     ),
     Mutant(

@@ -254,13 +254,14 @@ def test_under_bsp_a_pull_waits_for_the_others(cluster: Cluster):
 
 def test_ssp_lets_a_worker_be_ahead_by_its_bound_and_no_more(cluster: Cluster):
     """Bound 2: at clocks 1 and 2 nobody waits; at clock 3 the gate stays shut until the other has moved."""
-    ahead = threading.Event()
+    ahead, seen = threading.Event(), threading.Event()
 
     def body(worker: ps.Worker) -> None:
         table = make(worker)
         if worker.rank:
             assert ahead.wait(LIMIT_S)
             table.push(gradient(1, 0)).result(LIMIT_S)
+            assert seen.wait(LIMIT_S)  # who has left has no clock in an answer
             return
         for step in range(2):
             table.push(gradient(0, step))
@@ -270,6 +271,7 @@ def test_ssp_lets_a_worker_be_ahead_by_its_bound_and_no_more(cluster: Cluster):
         assert not pulled.done()
         ahead.set()
         got = pulled.result(LIMIT_S)
+        seen.set()
         assert got.version == 4
         assert got.clocks == {0: 3, 1: 1}
         assert worker.stats().max_gap == 3

@@ -249,17 +249,29 @@ def test_a_second_thread_inside_a_worker_is_refused_by_name():
     assert it.table.step == 1
 
 
-def test_a_callback_of_a_future_may_not_push_or_pull():
+@pytest.mark.parametrize("carrier", ["auto", "tcp", "grpc"])
+def test_a_callback_of_a_future_may_not_push_or_pull(cluster: Cluster, carrier: str):
     """It runs on the thread that receives what the call would wait for."""
-    it, said = Played(), []
-    pulled = it.table.pull()
-    pulled.add_done_callback(lambda _: said.append(refused(it.table.pull)))
-    beside(lambda: it.answer(step=0, value=1.0)).result(LIMIT_S)
-    assert len(said) == 1
-    assert "runs on the thread that receives answers" in said[0]
-    again = it.table.pull()
-    it.answer(step=0, value=2.0)
-    again.result(LIMIT_S)
+    asked, called = threading.Event(), threading.Event()
+    said: list[str] = []
+
+    def body(worker: ps.Worker) -> None:
+        table = worker.table({"w": torch.zeros(9)}, optimizer=ps.SGD(lr=1.0))
+        if worker.rank:
+            assert asked.wait(LIMIT_S)
+        table.push({"w": torch.ones(9)})
+        pulled = table.pull()
+        if worker.rank == 0:
+            pulled.add_done_callback(lambda _: (said.append(refused(table.pull)), called.set()))
+            asked.set()
+            assert called.wait(LIMIT_S)
+        pulled.result(LIMIT_S)
+        table.pull().result(LIMIT_S)
+        worker.finish()
+
+    run_workers(cluster, body, num_workers=2, carrier=carrier)
+    (text,) = said
+    assert "runs on the thread that receives answers" in text
 
 
 def test_tables_of_one_worker_are_one(cluster: Cluster):
