@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
-from types import TracebackType
+from operator import attrgetter
+from typing import NoReturn
 
 from ps_wire.errors import UsageError
 
@@ -42,18 +43,26 @@ class OneThread:
                 "a callback of a future runs on the thread that receives answers: push(), pull() and step() "
                 "would wait for themselves there; wait for result() on a thread of the script and go on there"
             )
-        if not self._lock.acquire(blocking=False):
-            raise UsageError(
-                f"thread {threading.current_thread().name!r} calls a worker while thread {self._name!r} is "
-                "inside a call of it, and one at a time may be. push() and pull() return futures, for which "
-                "any thread may wait; threads that all push, pull or step take a lock of the script around it"
-            )
-        self._name = threading.current_thread().name
+        held = False
+        try:
+            held = self._lock.acquire(blocking=False)
+            if not held:
+                self._refuse()
+            self._name = threading.current_thread().name
+        except BaseException:  # Ctrl-C on the way in
+            if held:
+                self._lock.release()
+            raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+    # The lock's own, looked up before entering: Ctrl-C lands at no line within it.
+    __exit__ = property(attrgetter("_lock.__exit__"))
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError(
+            f"thread {threading.current_thread().name!r} calls a worker while thread {self._name!r} is "
+            "inside a call of it, and one at a time may be. push() and pull() return futures, for which "
+            "any thread may wait; threads that all push, pull or step take a lock of the script around it"
+        )
 
     @property
     def turn(self) -> AbstractContextManager[object]:

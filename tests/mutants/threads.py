@@ -7,6 +7,7 @@ TASKS = "tests/component/connections/test_watched_tasks.py"
 WATCHED = "tests/unit/ps_wire/process/test_watched.py"
 WINDOWS = "tests/unit/ps_worker/memory/test_mapped_windows.py"
 TABLE = "tests/component/tables/test_table_threads.py"
+ONE_THREAD = "tests/unit/ps_worker/process/test_one_thread.py"
 
 IN_FLIGHT = "tests/unit/ps_worker/exchange/test_in_flight.py"
 INTERRUPTED = "tests/component/tables/test_interrupted_tables.py"
@@ -107,9 +108,26 @@ MUTANTS = (
     Mutant(
         name="a second thread waits inside a worker instead of being refused",
         file="ps_worker/process/one_thread.py",
-        text="        if not self._lock.acquire(blocking=False):\n",
-        fault="        if not self._lock.acquire():\n",
+        text="            held = self._lock.acquire(blocking=False)\n",
+        fault="            held = self._lock.acquire()\n",
         tests=(f"{TABLE}::test_a_second_thread_inside_a_worker_is_refused_by_name",),
+    ),
+    Mutant(
+        name="who is interrupted on the way into a worker is inside for good",
+        file="ps_worker/process/one_thread.py",
+        text="        except BaseException:  # Ctrl-C on the way in\n",
+        fault="        except UsageError:\n",
+        tests=(f"{ONE_THREAD}::test_wherever_ctrl_c_lands_on_the_way_in_or_out_another_thread_may_enter",),
+    ),
+    Mutant(
+        name="who is interrupted on the way out of a worker is inside for good",
+        file="ps_worker/process/one_thread.py",
+        text="""    __exit__ = property(attrgetter("_lock.__exit__"))
+""",
+        fault="""    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+""",
+        tests=(f"{ONE_THREAD}::test_wherever_ctrl_c_lands_on_the_way_in_or_out_another_thread_may_enter",),
     ),
     Mutant(
         name="a callback of a future may push",
