@@ -13,35 +13,42 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
+SIGNALLED = 128  # and the signal's number: how a shell says that one has ended a process
+
 
 def srun(words: list[str]) -> int:
-    """Starts the tasks, passes SIGTERM on, and ends with the largest code of all."""
+    """Starts the tasks, and ends with the largest code of all.
+
+    As Slurm's does, it passes SIGUSR1 on to all processes of each task; at SIGTERM it ends them with SIGKILL.
+    """
     options = [*takewhile(lambda word: word.startswith("--"), words)]
     command = words[len(options) :]
     (count,) = [int(it.partition("=")[2]) for it in options if it.startswith("--ntasks=")]
     hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
     tasks: list[subprocess.Popen[bytes]] = []
-    stopped = False
+    came: set[int] = set()
 
-    def stop(*_: object) -> None:
-        nonlocal stopped
-        stopped = True
+    def pass_on(number: int, _frame: object = None) -> None:
+        came.add(number)
         for task in tasks:
             if task.poll() is None:
-                task.send_signal(signal.SIGTERM)
+                os.killpg(task.pid, signal.SIGKILL if number == signal.SIGTERM else number)
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, pass_on)
     for number in range(count):
         host = hosts[number * len(hosts) // count]
         own = {
             "SLURM_PROCID": str(number),
             "SLURM_NTASKS": str(count),
             "SLURMD_NODENAME": host,
-        }  # as Slurm says it
-        tasks.append(subprocess.Popen(command, env=os.environ | own))
-    if stopped:  # before all were there
-        stop()
-    return max(task.wait() for task in tasks)
+            "CPUS": os.environ.get("SRUN_CPUS_PER_TASK", "1"),  # to which the task is bound
+        }
+        tasks.append(subprocess.Popen(command, env=os.environ | own, start_new_session=True))
+    for before in sorted(came):  # before all were there
+        pass_on(before)
+    codes = [task.wait() for task in tasks]
+    return max(SIGNALLED - code if code < 0 else code for code in codes)
 
 
 def scontrol(words: list[str]) -> int:

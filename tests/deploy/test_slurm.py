@@ -25,17 +25,30 @@ pytestmark = pytest.mark.integration
 SCRIPT = DEPLOY / "slurm" / "train.sbatch"
 TRAINER = str(Path(__file__).with_name("trainer.py"))
 # In the place of a command: it says with which variables it was started, and ends as the test wants. Workers
-# end when both servers have said so: those are stopped then. Where servers end by themselves, workers wait.
+# end when both servers have said so: those are stopped then. Where servers end by themselves, or workers are
+# to be stopped, these wait, each with a process of its own beside it.
 STAND_IN = """#!/bin/sh
-trap 'exit "${STOPPED:-0}"' TERM
-echo "$(basename "$0") $PS_SHARD$PS_WORKER $PS_SERVERS $PS_COORDINATOR $PS_ADVERTISE $PS_NUM_WORKERS $*"
+stop() {
+    trap 'echo "told twice"' TERM
+    sleep "${TAKES_S:-0}"
+    if [ -n "$beside" ]; then kill -KILL "$beside"; wait "$beside"; echo "beside it: $?"; fi
+    exit "${STOPPED:-0}"
+}
+trap stop TERM
+place="$PS_SHARD$PS_WORKER $PS_SERVERS $PS_COORDINATOR $PS_ADVERTISE $PS_NUM_WORKERS"
+echo "$(basename "$0") $place $OMP_NUM_THREADS/$CPUS $*"
 case "$0" in *ps-worker)
     while [ "$(ls "$STANDING" | wc -l)" -lt 2 ]; do sleep 0.02; done
-    if [ -n "$SERVED" ]; then : > "$STANDING/waits"; while :; do sleep 0.02; done; fi
+    if [ -n "$SERVED$STOPPED" ]; then
+        sleep 600 & beside=$!
+        : > "$STANDING/waits-$PS_WORKER"
+        while :; do sleep 0.02; done
+    fi
     exit "${CODE:-0}";;
 esac
 : > "$STANDING/${PS_SHARD%/*}"
-if [ -n "$SERVED" ]; then while [ ! -e "$STANDING/waits" ]; do sleep 0.02; done; exit "$SERVED"; fi
+unset STOPPED
+if [ -n "$SERVED" ]; then while [ ! -e "$STANDING/waits-0" ]; do sleep 0.02; done; exit "$SERVED"; fi
 while :; do sleep 0.1; done
 """
 
@@ -48,7 +61,8 @@ class Slurm:
         self.requeued = folder / "requeued"
         self.tools = folder / "tools"
         self.tools.mkdir()
-        (standing := folder / "standing").mkdir()
+        self.standing = folder / "standing"
+        self.standing.mkdir()
         for name in ("srun", "scontrol"):
             fake = Path(__file__).with_name("srun.py")
             self.put(name, f'#!/bin/sh\nexec {sys.executable} {fake} {name} "$@"\n')
@@ -64,9 +78,9 @@ class Slurm:
             "SLURM_JOB_NAME": "trial",
             "SLURM_JOB_NODELIST": hosts,
             "SLURM_NTASKS": str(num_tasks),
-            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_CPUS_PER_TASK": "4",
             "REQUEUED": str(self.requeued),
-            "STANDING": str(standing),
+            "STANDING": str(self.standing),
         }
         self._running: list[Process] = []
 
@@ -118,8 +132,9 @@ def test_a_job_that_is_stopped_is_requeued_and_goes_on_where_it_was(small: Slurm
     first = small.submit(TRAINER, str(small.folder))
     until(lambda: steps_of(first.lines) or first.is_over, "it trains")
     assert steps_of(first.lines), first.text
-    first.signal(signal.SIGTERM)
+    first.signal(signal.SIGUSR1)
     assert first.wait_end() == 75, first.text
+    assert "a server ended with" not in first.text
     assert small.requeued.read_text() == "requeue 7\n"
     before = max(steps_of(first.lines))
     again = small.submit(TRAINER, str(small.folder), SLURM_RESTART_COUNT="1")
@@ -133,11 +148,11 @@ def test_a_job_that_is_stopped_is_requeued_and_goes_on_where_it_was(small: Slurm
 
 
 def test_each_task_gets_its_place_from_slurms_variables(stand_ins: Slurm):
-    ended = stand_ins.submit("train.py", "--lr", "1", PS_PORT="5000")
+    ended = stand_ins.submit("train.py", "--lr", "1", PS_PORT="5000", OMP_NUM_THREADS="")
     assert ended.wait_end() == 0, ended.text
     where = "node-a:5000,node-b:5000"
-    expected = [f"ps-server {n}/2 {where} node-a:5000 node-{'ab'[n]} 4 " for n in range(2)]
-    expected += [f"ps-worker {n} {where}   4 train.py --lr 1" for n in range(4)]
+    expected = [f"ps-server {n}/2 {where} node-a:5000 node-{'ab'[n]} 4 4/4 " for n in range(2)]
+    expected += [f"ps-worker {n} {where}   4 4/4 train.py --lr 1" for n in range(4)]
     assert sorted(line for line in ended.lines if line.startswith("ps-")) == expected
 
 
@@ -151,6 +166,28 @@ def test_what_goes_on_where_it_was_is_requeued_so_many_times(
     """75 a signal, 69 a lost server; what was refused or has failed is not tried again."""
     ended = stand_ins.submit("x.py", CODE=str(code), SLURM_RESTART_COUNT=str(restarts))
     assert ended.wait_end() == code, ended.text
+    assert stand_ins.requeued.exists() == again
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "again"),
+    [
+        (signal.SIGUSR1, 75, True),
+        (signal.SIGUSR1, 137, True),  # killed: it did not stop in time
+        (signal.SIGUSR1, 1, False),
+        (signal.SIGTERM, 75, False),  # cancelled
+    ],
+)
+def test_workers_are_stopped_before_servers_and_what_they_have_started_is_left_to_them(
+    stand_ins: Slurm, number: signal.Signals, code: int, again: bool
+):
+    ended = stand_ins.submit("x.py", STOPPED=str(code), TAKES_S="2.5" if code == 137 else "0")
+    until(lambda: len([*stand_ins.standing.glob("waits-*")]) == 4 or ended.is_over, "all run")
+    ended.signal(number)
+    assert ended.wait_end() == code, ended.text
+    assert [line for line in ended.lines if line.startswith("beside")] == ["beside it: 137"] * 4
+    assert "told twice" not in ended.text
+    assert "a server" not in ended.text
     assert stand_ins.requeued.exists() == again
 
 

@@ -7,6 +7,8 @@ FOLLOWER = "ps_server/shard/follower.py"
 BATCH = "deploy/slurm/train.sbatch"
 OF_BATCH = "tests/deploy/test_slurm.py"
 LOST = f"{OF_BATCH}::test_where_servers_end_first_workers_are_stopped"
+STOPPED = f"{OF_BATCH}::test_workers_are_stopped_before_servers_and_what_they_have_started_is_left_to_them"
+PLACE = f"{OF_BATCH}::test_each_task_gets_its_place_from_slurms_variables"
 PORTS = "ps_lab/cluster/ports.py"
 OF_PORTS = ("tests/unit/ps_lab/cluster/test_ports.py",)
 
@@ -164,7 +166,7 @@ MUTANTS = (
     Mutant(
         name="slurm: workers wait for servers that have ended",
         file=BATCH,
-        text='    if ! kill -0 "$serving" 2> /dev/null; then\n',
+        text='    if [ -z "$lost" ] && ! runs "$serving"; then\n',
         fault="    if false; then\n",
         tests=(LOST,),
     ),
@@ -188,6 +190,48 @@ MUTANTS = (
         text="${PS_DATA_PORT:-$((port + 1))}",
         fault="$((port + 1))",
         tests=(f"{OF_BATCH}::test_a_server_whose_port_is_taken_keeps_no_worker_waiting",),
+    ),
+    Mutant(
+        name="slurm: workers are stopped by what makes srun kill them",
+        file=BATCH,
+        text='    kill -USR1 "$1" 2> /dev/null\n',
+        fault='    kill -TERM "$1" 2> /dev/null\n',
+        tests=(STOPPED,),
+    ),
+    Mutant(
+        name="slurm: what a worker has started hears of what its shell is told",
+        file=BATCH,
+        text='    trap "" USR1 # what it starts never hears of it\n',
+        fault="",
+        tests=(STOPPED,),
+    ),
+    Mutant(
+        name="slurm: a worker is told twice to stop, and ends at once",
+        file=BATCH,
+        text='    trap "trap : USR1; kill -TERM $child" USR1\n',
+        fault='    trap "kill -TERM $child" USR1\n',
+        tests=(STOPPED,),
+    ),
+    Mutant(
+        name="slurm: a job that was cancelled begins again",
+        file=BATCH,
+        text=' && [ -z "$cancelled" ] && ',
+        fault=" && ",
+        tests=(STOPPED,),
+    ),
+    Mutant(
+        name="slurm: what did not stop in time is not tried again",
+        file=BATCH,
+        text='if [ -n "$over" ] && [ "$code" -gt 128 ]; then again=1; fi\n',
+        fault="",
+        tests=(STOPPED,),
+    ),
+    Mutant(
+        name="slurm: tasks get one processor each",
+        file=BATCH,
+        text="export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}",
+        fault="export NOBODY=1",
+        tests=(PLACE,),
     ),
     Mutant(
         name="ports: two that choose at once have the same",
