@@ -94,17 +94,23 @@ def _end(running: set[int]) -> None:
 
 
 def _wait(running: set[int]) -> int:
-    """Waits for all; each goes out before its number can be another process's, which a signal would meet."""
+    """Waits for all; each goes out before its number can be another process's, which a signal would meet.
+
+    Process 1 of a container gets what ranks leave behind, too, whose codes are none of a rank.
+    """
     failed = 0
     while running:
         if hasattr(os, "waitid"):
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             assert ended is not None
-            running.discard(ended.si_pid)
-            _, status = os.waitpid(ended.si_pid, 0)
+            pid, is_rank = ended.si_pid, ended.si_pid in running
+            running.discard(pid)
+            _, status = os.waitpid(pid, 0)
         else:
             pid, status = os.wait()
+            is_rank = pid in running
             running.discard(pid)
         code = os.waitstatus_to_exitcode(status)
-        failed = failed or (SIGNALLED - code if code < 0 else code)
+        if is_rank and not failed:
+            failed = SIGNALLED - code if code < 0 else code
     return failed

@@ -10,6 +10,15 @@ TOGETHER = "tests/integration/test_own_servers.py"
 
 MUTANTS = (
     Mutant(
+        name="ranks: the code of what one of them left behind is that of the worker",
+        file="ps_worker/process/rank_processes.py",
+        text="        if is_rank and not failed:\n",
+        fault="        if not failed:\n",
+        tests=(
+            f"{RANK_PROCESSES}::test_what_a_rank_left_behind_is_waited_for_and_its_code_is_none_of_a_rank",
+        ),
+    ),
+    Mutant(
         name="none: a group without servers begins anew where it has a snapshot",
         file="ps_server/process/hosted_shard.py",
         text="Durability.NONE if folder is None else Durability.SNAPSHOT",

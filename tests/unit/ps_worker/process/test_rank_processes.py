@@ -74,6 +74,18 @@ def exits() -> int:
     return code
 
 
+def test_what_a_rank_left_behind_is_waited_for_and_its_code_is_none_of_a_rank() -> None:
+    """As process 1 of a container gets it: a child that is no rank."""
+    left = os.fork()
+    if not left:
+        os._exit(3)
+    os.waitid(os.P_PID, left, os.WEXITED | os.WNOWAIT)
+
+    assert rank_processes.run([{"CODE": "0"}], EXITS) == 0
+    with pytest.raises(ChildProcessError):
+        os.waitpid(left, os.WNOHANG)
+
+
 def test_what_all_ranks_import_is_imported_once_before_they_are_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
