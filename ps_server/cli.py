@@ -117,6 +117,16 @@ def serve(
             "which is the default with --snapshot-dir.",
         ),
     ] = None,
+    stopped_code: Annotated[
+        int,
+        typer.Option(
+            envvar="PS_STOPPED_CODE",
+            min=0,
+            max=125,
+            help="Exit code once SIGTERM has stopped it in order. 75 in a Job of Kubernetes, for which a pod "
+            "that ends with 0 is done: the shard would stay away.",
+        ),
+    ] = 0,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -155,6 +165,7 @@ def serve(
         snapshots=policy_of(snapshot_every, snapshot_keep),
         state_dir=find_state_dir(state_dir, snapshot_dir, index),
         durability=parse_durability(durability, snapshot_dir),
+        stopped_code=stopped_code,
         access=read(token_file=token_file, tls_dir=tls_dir, serves=True, complain=log.logger.warning),
     )
     log.set_up(index, num_shards, level=log_level.number)

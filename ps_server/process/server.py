@@ -83,6 +83,7 @@ class ServerOptions:
         durability: what becomes of jobs when a shard loses what it held.
         access: certificates for both planes; the token that calls must carry, and that its own carry.
         device: on which optimizers run.
+        stopped_code: the exit code once SIGTERM has stopped it in order.
     """
 
     shard: int
@@ -102,6 +103,7 @@ class ServerOptions:
     snapshots: SnapshotPolicy = NO_SNAPSHOTS
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    stopped_code: int = 0
 
 
 class Server:
@@ -132,7 +134,7 @@ class Server:
         self._ends: list[Callable[[], None]] = []  # last of all
 
     async def run(self) -> int:
-        """Serves until SIGTERM (0) or SIGINT (130); a second signal ends the process at once.
+        """Serves until SIGTERM (`stopped_code`) or SIGINT (130); a second signal ends the process at once.
 
         Raises:
             Unavailable: the port is in use, or the host is not ours to bind.
@@ -419,7 +421,7 @@ class Server:
                 logger.info("got %s", number.name)
                 stopped.set_result(code)
 
-        loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM, 0)
+        loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM, self._options.stopped_code)
         loop.add_signal_handler(signal.SIGINT, stop, signal.SIGINT, 130)
         return stopped
 

@@ -223,6 +223,15 @@ def exit_codes(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name}: workers have no numbers (completionMode: Indexed)"
 
 
+def successors(objects: Sequence[Object]) -> Iterator[str]:
+    """A server of a Job that was stopped is not done; a sidecar starts again whatever it ends with."""
+    for job in of_kind(objects, "Job"):
+        for it in job["spec"]["template"]["spec"]["containers"]:
+            said = {entry["name"]: entry.get("value") for entry in it.get("env", ())}
+            if it["command"] == ["ps-server"] and said.get("PS_STOPPED_CODE", "0") == "0":
+                yield f"{it['name']}: it ends with 0 when it is stopped, and gets no successor (PS_STOPPED_CODE)"
+
+
 def counts(objects: Sequence[Object]) -> Iterator[str]:
     """How many servers and workers there are is said alike everywhere."""
     said: dict[str, set[int]] = {"servers": set(), "workers": set()}
@@ -317,6 +326,7 @@ RULES: dict[str, Callable[[Sequence[Object]], Iterator[str]]] = {
         services,
         jobs,
         exit_codes,
+        successors,
         counts,
         known_variables,
         images,

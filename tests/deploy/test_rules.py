@@ -170,6 +170,13 @@ def test_a_rule_sees_what_breaks_it(rule: str, said: str, breaks: Break):
     assert any(said in line for line in RULES[rule](objects)), [*RULES[rule](objects)]
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_server_of_a_job_that_ends_with_0_when_it_is_stopped_is_seen(path: Path):
+    objects = example(path)
+    variable(one(objects, "Job", "server"), "PS_STOPPED_CODE").update(value="0")
+    assert any("gets no successor" in line for line in RULES["successors"](objects))
+
+
 @pytest.mark.parametrize(
     ("names", "said"),
     [(["*.ps-server"], "gRPC takes no"), (["ps-server-0.ps-server"], "not for ps-server-1.ps-server")],
@@ -183,4 +190,4 @@ def test_certificates_that_servers_cannot_be_reached_with_are_seen(
 
 
 def test_every_rule_is_broken_once():
-    assert {rule for rule, _, _ in BROKEN} | {"certificates"} == set(RULES)
+    assert {rule for rule, _, _ in BROKEN} | {"certificates", "successors"} == set(RULES)

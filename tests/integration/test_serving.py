@@ -112,6 +112,7 @@ def test_while_a_hand_off_is_read_probes_hear_that_the_server_lives_and_is_not_r
     server = spawn(
         *("ps-server", "--port", str(port), "--health-port", str(health_port)),
         *("--state-dir", str(tmp_path)),
+        PS_STOPPED_CODE="75",
         **start_points.environment(start_points.FOUND, fifo),
     )
     server.wait_line("stands")
@@ -120,7 +121,7 @@ def test_while_a_hand_off_is_read_probes_hear_that_the_server_lives_and_is_not_r
     fifo.write_bytes(b"")
     wait_health(probed, SERVING, "readiness")
     server.signal(signal.SIGTERM)
-    assert server.wait_end() == 0
+    assert server.wait_end() == 75, "as the pod of a Job, which has a successor that way"
 
 
 def test_the_standard_health_service_can_be_watched(cluster: Servers) -> None:

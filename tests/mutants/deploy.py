@@ -234,6 +234,22 @@ MUTANTS = (
         tests=(PLACE,),
     ),
     Mutant(
+        name="serving: a server that is stopped always ends with 0",
+        file="ps_server/process/server.py",
+        text="stop, signal.SIGTERM, self._options.stopped_code)",
+        fault="stop, signal.SIGTERM, 0)",
+        tests=(
+            f"{SERVING}::test_while_a_hand_off_is_read_probes_hear_that_the_server_lives_and_is_not_ready",
+        ),
+    ),
+    Mutant(
+        name="deploy: a server of a JobSet is done when it is drained",
+        file="deploy/kubernetes/examples/jobset.yaml",
+        text='                      value: "75"\n',
+        fault='                      value: "0"\n',
+        tests=("tests/deploy/test_rules.py::test_every_example_keeps_the_rules",),
+    ),
+    Mutant(
         name="ports: two that choose at once have the same",
         file=PORTS,
         text="            except (BlockingIOError, PermissionError):\n                return False\n",
