@@ -218,7 +218,7 @@ class Server:
         failure = stopped.exception()
         if self._options.state_dir is None or isinstance(failure, Fenced):
             return False
-        if failure is None and stopped.result() != 0:
+        if failure is None and stopped.result() != self._options.stopped_code:
             return False
         self._service.serve(False)
         if self._follower is not None:

@@ -229,7 +229,7 @@ def successors(objects: Sequence[Object]) -> Iterator[str]:
         for it in job["spec"]["template"]["spec"]["containers"]:
             said = {entry["name"]: entry.get("value") for entry in it.get("env", ())}
             if it["command"] == ["ps-server"] and said.get("PS_STOPPED_CODE", "0") == "0":
-                yield f"{it['name']}: it ends with 0 when it is stopped, and gets no successor (PS_STOPPED_CODE)"
+                yield f"{it['name']}: stopped, it ends with 0, and gets no successor (PS_STOPPED_CODE)"
 
 
 def counts(objects: Sequence[Object]) -> Iterator[str]:

@@ -122,6 +122,7 @@ def test_while_a_hand_off_is_read_probes_hear_that_the_server_lives_and_is_not_r
     wait_health(probed, SERVING, "readiness")
     server.signal(signal.SIGTERM)
     assert server.wait_end() == 75, "as the pod of a Job, which has a successor that way"
+    assert (tmp_path / "hand-off-0.safetensors").is_file()
 
 
 def test_the_standard_health_service_can_be_watched(cluster: Servers) -> None:

@@ -243,6 +243,15 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="serving: a server with a code of its own hands nothing over",
+        file="ps_server/process/server.py",
+        text="stopped.result() != self._options.stopped_code:",
+        fault="stopped.result() != 0:",
+        tests=(
+            f"{SERVING}::test_while_a_hand_off_is_read_probes_hear_that_the_server_lives_and_is_not_ready",
+        ),
+    ),
+    Mutant(
         name="deploy: a server of a JobSet is done when it is drained",
         file="deploy/kubernetes/examples/jobset.yaml",
         text='                      value: "75"\n',

@@ -283,7 +283,7 @@ def test_a_socket_of_another_user_gets_neither_a_token_nor_memory(cluster: Clust
     code = (
         "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind('\\0' + sys.argv[1]); s.listen();"
         "print('listens', flush=True);"
-        "[sys.stdout.buffer.write(s.accept()[0].recv(65536)) for _ in range(2)]"
+        "[sys.stdout.buffer.write(it) for it in iter(lambda: s.accept()[0].recv(65536), b'over')]"
     )
     with subprocess.Popen(
         ["/usr/bin/env", "python3", "-c", code, name], user=65534, stdout=subprocess.PIPE, cwd="/"
@@ -292,6 +292,9 @@ def test_a_socket_of_another_user_gets_neither_a_token_nor_memory(cluster: Clust
         other.stdout.readline()
         with offers(cluster, shm=f"@{name}", uds=f"@{name}"):
             said, sessions = trained(cluster, monkeypatch)
+        with socket.socket(socket.AF_UNIX) as last:  # each shard's connections came before
+            last.connect(f"\0{name}")
+            last.sendall(b"over")
         other.wait(LIMIT_S)
         assert other.stdout.read() == b""
     assert sessions == {"tcp"}
