@@ -49,7 +49,8 @@ def materialize(model: nn.Module, kept: Collection[str], device: torch.device, s
     """Gives parameters among these, by name, and buffers that are on the meta device first values.
 
     Each module's `reset_parameters` makes them, with a seed of its own: so they are the
-    same whatever else this process keeps.
+    same whatever else this process keeps. What has values keeps them: those of a parameter that several
+    modules have are made by the first one.
 
     Args:
         model: of which.
@@ -68,6 +69,8 @@ def materialize(model: nn.Module, kept: Collection[str], device: torch.device, s
         if not mine and not buffers:
             continue
         reset = _reset_of(name, module)
+        there = [*direct, *module.buffers(recurse=False)]
+        before = [(it, it.detach().clone()) for it in there if not it.is_meta]
         for parameter in direct:
             if parameter.is_meta:
                 _become(parameter, torch.empty_like(parameter, device=device))
@@ -77,6 +80,8 @@ def materialize(model: nn.Module, kept: Collection[str], device: torch.device, s
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
             torch.manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
             reset()
+            for tensor, values in before:
+                tensor.copy_(values)
         for parameter in direct:
             if name_of[id(parameter)] not in kept:
                 _become(parameter, torch.empty_like(parameter, device="meta"))

@@ -154,6 +154,13 @@ MUTANTS = (
         tests=("tests/unit/ps_worker/pipeline/test_pipeline.py",),
     ),
     Mutant(
+        name="pipelines: a module makes values anew that a tied one has made",
+        file=OWN,
+        text="                tensor.copy_(values)\n",
+        fault="                pass\n",
+        tests=(f"{OF_OWN}::test_first_values_of_weights_that_two_modules_have_are_those_of_the_first_one",),
+    ),
+    Mutant(
         name="stages are promised a step that one may have begun before it hears of the cut",
         file="ps_worker/job/group_capture.py",
         text="FORETELLS, FORETELLS_STAGES = 1, 2 ",

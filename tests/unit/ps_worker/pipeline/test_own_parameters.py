@@ -69,6 +69,33 @@ def test_a_model_without_values_gets_the_same_first_ones_wherever_it_is_cut() ->
     assert parts[0]["0.bias"].abs().max() <= 0.5
 
 
+def test_first_values_of_weights_that_two_modules_have_are_those_of_the_first_one() -> None:
+    parts = []
+    for kept in ({"0.weight"}, {"0.weight", "1.bias"}, {"1.bias"}):
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Embedding(50, 4), nn.Linear(4, 50))
+            model[1].weight = model[0].weight
+        materialize(model, kept, CPU, "job")
+        assert {name for name, it in model.named_parameters() if not it.is_meta} == kept
+        parts.append(dict(model.named_parameters()))
+
+    assert torch.equal(parts[0]["0.weight"], parts[1]["0.weight"])
+    assert parts[0]["0.weight"].abs().max() > 1.0, "normal, as an embedding's are, not a layer's within 1/2"
+    assert torch.equal(parts[1]["1.bias"], parts[2]["1.bias"])
+
+
+def test_what_has_values_already_keeps_them() -> None:
+    model = nn.BatchNorm1d(3)
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+        model.running_mean.fill_(5.0)
+    model.bias = nn.Parameter(torch.empty(3, device="meta"))
+    materialize(model, {"weight", "bias"}, CPU, "job")
+    assert model.weight.eq(7.0).all()
+    assert model.running_mean.eq(5.0).all()
+    assert model.bias.eq(0.0).all()
+
+
 def test_a_module_that_makes_no_first_values_is_named() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
