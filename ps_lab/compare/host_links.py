@@ -102,7 +102,7 @@ class LinkProcesses:
         """
         self._links = links
         self._cluster = cluster
-        self._children: list[Child] = []
+        self._started: list[Child] = []
         if not links:
             return
         try:
@@ -110,6 +110,11 @@ class LinkProcesses:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """One for each link."""
+        return tuple(self._started)
 
     def addresses(self) -> Mapping[int, tuple[str, ...]]:
         """Worker -> addresses under which it reaches the servers."""
@@ -121,14 +126,14 @@ class LinkProcesses:
 
     def close(self) -> None:
         """Ends them; they hold nothing that is worth an orderly end."""
-        for child in self._children:
+        for child in self._started:
             child.kill()
-        for child in self._children:
+        for child in self._started:
             child.join()
 
     def _wait_for(self, ready: Sequence[threading.Event]) -> None:
         until_s = time.monotonic() + START_LIMIT_S
-        for child, answered in zip(self._children, ready, strict=True):
+        for child, answered in zip(self._started, ready, strict=True):
             while not answered.wait(TICK_S):
                 if child.exit_code is not None or time.monotonic() >= until_s:
                     raise StartLimitExceeded(f"{child.name} does not forward; the log has its output")
@@ -143,7 +148,7 @@ class LinkProcesses:
                 answered.set()
 
         child = self._cluster.start_beside(f"link {number}", run_module(MODULE), {}, said, with_stdin=True)
-        self._children.append(child)
+        self._started.append(child)
         forwards = routes(self._cluster.addresses, self._cluster.data_ports, link.address)
         child.tell(json.dumps({"bytes_per_s": link.bytes_per_s, "delay_s": link.delay_s, "routes": forwards}))
         return answered

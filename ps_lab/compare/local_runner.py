@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import queue
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from ps_lab.bench.link import check_available
 from ps_lab.cluster.child import Child
 from ps_lab.cluster.cluster import Cluster, Event, Job, interrupted
 from ps_lab.cluster.interrupts import Signalled
+from ps_lab.cluster.other_programs import OtherPrograms
 from ps_lab.cluster.ports import free_ports
 from ps_lab.cluster.team import Team
 from ps_lab.compare.host_links import LinkProcesses, check_links, links_of
@@ -243,6 +243,7 @@ class _Running:
         self._scripts = scripts
         self._places: dict[str, str] = {}  # added to the environment of all processes of this run
         self._killed: Counter[int] = Counter()  # how often each worker was, by its profile
+        self._links: tuple[Child, ...] = ()
         self._evaluator: Child | None = None
         self._evaluations: list[EvaluationPoint] = []
         self._faults: list[Fault] = []
@@ -269,6 +270,7 @@ class _Running:
             links = LinkProcesses(links_of(self._run), self._cluster, self._on_line)
             try:
                 self._job = replace(self._job, reached_by=links.addresses())
+                self._links = links.children
                 yield
             finally:
                 links.close()
@@ -285,7 +287,7 @@ class _Running:
         self._forget()
 
     def _ran(self, began_s: float, on_progress: Callable[[str], None]) -> RunOutcome:
-        busy_s = _busy_s()
+        others = OtherPrograms((*self._cluster.servers, *self._links))
         served_s = {server: server.used_s() for server in self._cluster.servers}
         team = Team(self._cluster, replace(self._job, environment={**self._job.environment, **self._places}))
         if self._run.evaluation is not None:
@@ -299,14 +301,13 @@ class _Running:
                 self._look(team, seen, time.monotonic())
             seen = progress.seen
         ended_s = time.time()
+        beside = () if self._evaluator is None else (self._evaluator,)
+        others_s = others.used_s((*team.ended, *beside))  # before an evaluation of the final weights
         if self._evaluator is not None:
             self._last_look(self._evaluator)
         status = self._status()
         if status is not None:
             seen = of_job(status)
-        beside = () if self._evaluator is None else (self._evaluator,)
-        cpu_s = _used_s((*team.ended, *beside), served_s)
-        others_s = None if busy_s is None else (_busy_s() or busy_s) - busy_s - sum(cpu_s.values())
         return RunOutcome(
             ending=Ending.FAILED if self._reason else Ending.FINISHED,
             reason=self._reason,
@@ -315,8 +316,8 @@ class _Running:
             metrics={} if seen is None else seen.metrics,
             evaluations=tuple(self._evaluations),
             counts=() if status is None else _counts(status),
-            cpu_s=cpu_s,
-            other_cpu_s=None if others_s is None else max(others_s, 0.0),
+            cpu_s=_used_s((*team.ended, *beside), served_s),
+            other_cpu_s=others_s,
             faults=tuple(self._faults),
         )
 
@@ -442,17 +443,6 @@ def _used_s(ended: Sequence[Child], servers: Mapping[Child, float | None]) -> di
     for server, before_s in servers.items():
         found[server.name] += (server.used_s() or 0.0) - (before_s or 0.0)
     return {name: seconds for name, seconds in found.items() if seconds > 0.0}
-
-
-def _busy_s() -> float | None:
-    """Processor time of the whole machine but for this process, by proc(5); None: not known."""
-    try:
-        first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
-        user, nice, system, _idle, _waiting, interrupts, soft = map(int, first.split()[1:8])
-    except (OSError, ValueError):
-        return None
-    ticks = user + nice + system + interrupts + soft
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def _counts(job: JobStatus) -> tuple[WorkerCounts, ...]:

@@ -13,6 +13,8 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
+from ps_lab.cluster.process_handle import ProcessHandle
+
 SIGNALLED = 128  # and the signal's number: how a shell says that one has ended a process
 
 
@@ -26,13 +28,16 @@ def srun(words: list[str]) -> int:
     (count,) = [int(it.partition("=")[2]) for it in options if it.startswith("--ntasks=")]
     hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
     tasks: list[subprocess.Popen[bytes]] = []
+    handles: list[ProcessHandle] = []
     came: set[int] = set()
 
     def pass_on(number: int, _frame: object = None) -> None:
         came.add(number)
-        for task in tasks:
+        for task, handle in zip(
+            tasks, handles, strict=False
+        ):  # of one that just starts there is no handle yet
             if task.poll() is None:
-                os.killpg(task.pid, signal.SIGKILL if number == signal.SIGTERM else number)
+                handle.send_group(signal.SIGKILL if number == signal.SIGTERM else number)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, pass_on)
@@ -45,6 +50,7 @@ def srun(words: list[str]) -> int:
             "CPUS": os.environ.get("SRUN_CPUS_PER_TASK", "1"),  # to which the task is bound
         }
         tasks.append(subprocess.Popen(command, env=os.environ | own, start_new_session=True))
+        handles.append(ProcessHandle(tasks[-1].pid))
     for before in sorted(came):  # before all were there
         pass_on(before)
     codes = [task.wait() for task in tasks]

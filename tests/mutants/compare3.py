@@ -12,6 +12,20 @@ OF_PLAYBACK = "tests/unit/ps_lab/top/test_playback.py"
 
 MUTANTS = (
     Mutant(
+        name="comparisons: what servers took in runs before is taken off from what others took",
+        file="ps_lab/cluster/other_programs.py",
+        text="(process.used_s() or 0.0) - before_s for",
+        fault="(process.used_s() or 0.0) for",
+        tests=("tests/unit/ps_lab/cluster/test_other_programs.py",),
+    ),
+    Mutant(
+        name="comparisons: processes that a run has started are other programs",
+        file="ps_lab/cluster/other_programs.py",
+        text="        ours_s += sum(process.used_s() or 0.0 for process in started)\n",
+        fault="",
+        tests=("tests/unit/ps_lab/cluster/test_other_programs.py",),
+    ),
+    Mutant(
         name="compare: the time left grows while a run takes long",
         file="ps_lab/compare/comparing.py",
         text="    return mean_s * (runs - 1) + max(mean_s - going_s, 0.0)\n",
