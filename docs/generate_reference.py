@@ -38,7 +38,7 @@ ONLY_VARIABLES = (
     ("PS_WAIT", settings.WAIT_S, "seconds that a reader waits for its job to start"),
 )
 CODES = {
-    0: "done; also a server that was stopped with SIGTERM",
+    0: "done; also a server that was stopped with SIGTERM, without `--stopped-code`",
     1: "anything else, such as an error in the script",
     64: "usage: an option, address or name that makes no sense",
     65: "a snapshot is missing, damaged or of another release; an older one that is whole is named",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ps_lab.compare.folder import Folder
@@ -138,9 +138,18 @@ class Comparison:
         }
 
     @classmethod
-    def read(cls, folder: Folder) -> Comparison:
-        """Reads what a folder holds."""
-        return cls(folder.experiment, read_runs(folder))
+    def read(cls, folder: Folder, like: Comparison | None = None) -> Comparison:
+        """Reads what a folder holds.
+
+        Args:
+            folder: which.
+            like: by whose target and metric its runs are judged; None: by their own.
+        """
+        experiment = folder.experiment
+        if like is not None:
+            stop = replace(experiment.stop, target=like.experiment.stop.target)
+            experiment = replace(experiment, stop=stop)
+        return cls(experiment, read_runs(folder))
 
     @property
     def metric(self) -> str:

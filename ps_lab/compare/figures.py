@@ -355,7 +355,7 @@ def _splits(comparison: Comparison) -> Iterator[Picture]:
     profiles = [
         profile.name
         for profile in comparison.experiment.profiles
-        if any(one.recorded for entry in _entries(comparison, profile.name) for one in entry.best.figures)
+        if any(one.recorded for entry in _entries(comparison, profile.name) for one in entry.best.good)
     ]
     if not profiles:
         return
@@ -363,12 +363,12 @@ def _splits(comparison: Comparison) -> Iterator[Picture]:
     figure, panels = _panels(len(profiles), height=1.2 + 0.35 * len(models), sharex=True, sharey=True)
     for panel, profile in zip(panels, profiles, strict=True):
         for place, model in enumerate(models):
-            best = comparison.entries[model, profile, comparison.workers].best
-            steps = sum(one.time_s.size for one in best.figures)
+            runs = comparison.entries[model, profile, comparison.workers].best.good
+            steps = sum(one.time_s.size for one in runs)
             left = 0.0
             for part in PARTS:
                 if steps:
-                    width = 1000 * sum(one.time_split()[part] for one in best.figures) / steps
+                    width = 1000 * sum(one.time_split()[part] for one in runs) / steps
                     label = part if width > 0.005 * (left + width) else None
                     panel.barh(place, width, left=left, height=0.6, color=PART_COLOURS[part], label=label)
                     left += width
@@ -426,17 +426,14 @@ def _lanes(comparison: Comparison) -> Iterator[Picture]:
 
 def _lag(panel: Any, one: RunFigures) -> None:
     """Clocks above the smallest, over the run."""
-    recorded = _last_incarnations(one)
     start = one.start_unix_s or 0.0
     times = np.linspace(0, one.wall_s or 1.0, 200)
-    ends = [recording.ended_unix_s - start for recording in recorded]
-    clocks = [recording.numbers("clock") for recording in recorded]
-    rows = np.array(
-        [
-            np.where(times < end[-1], np.concatenate([[0], clock + 1])[np.searchsorted(end, times)], np.nan)
-            for end, clock in zip(ends, clocks, strict=True)
-        ]
-    )
+    rows = np.full((len(one.workers), times.size), np.nan)
+    for recording in one.recorded:  # between two incarnations a worker has no clock
+        end, clock = recording.ended_unix_s - start, recording.numbers("clock")
+        there = (times >= recording.started_unix_s[0] - start) & (times < end[-1])
+        reached = np.concatenate([clock[:1], clock + 1])
+        rows[one.workers.index(recording.header.worker), there] = reached[np.searchsorted(end, times[there])]
     alive = np.isfinite(rows).any(axis=0)
     rows, times = rows[:, alive], times[alive]
     if times.size:

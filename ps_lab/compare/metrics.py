@@ -6,6 +6,7 @@ so between hosts times are as good as these agree. Figures that a run cannot hav
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -331,6 +332,11 @@ class RunFigures:
 
 
 NDOrder = np.ndarray[tuple[int], np.dtype[np.intp]]
+
+
+def of_all(runs: Iterable[RunFigures], column: str) -> Spread | None:
+    """A column over all pushes of several runs."""
+    return spread(joined([one.column(column) for one in runs]))
 
 
 def spread(values: Numbers) -> Spread | None:

@@ -104,7 +104,8 @@ def make(path: Path, against: Path | None = None) -> Report:
 
     Args:
         path: of the comparison; runs that have not ended are said to be missing.
-        against: folder of another comparison, with which each model is compared.
+        against: folder of another comparison, with which each model is compared, by the target and metric
+            of this one.
 
     Raises:
         UsageError: a folder is none of a comparison, or a file in it is damaged.
@@ -112,7 +113,7 @@ def make(path: Path, against: Path | None = None) -> Report:
         OutputFailed: it cannot be written.
     """
     comparison = Comparison.read(Folder.open(path))
-    older = None if against is None else Comparison.read(Folder.open(against))
+    older = None if against is None else Comparison.read(Folder.open(against), like=comparison)
     found = findings(comparison, older)
     short = in_short(comparison, found)
     cannot = limits.sentences(comparison)

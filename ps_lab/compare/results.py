@@ -98,15 +98,15 @@ def read_recording(path: Path) -> Recording | None:
     whole = True
     number = 0
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             while line := file.readline(columns.MAX_LINE_BYTES + 1):
                 number += 1
-                if not line.endswith("\n") and len(line) <= columns.MAX_LINE_BYTES:
-                    whole = False
+                if not line.endswith(b"\n") and len(line) <= columns.MAX_LINE_BYTES:
+                    whole = False  # it may end within a character
                 elif header is None:
-                    header = columns.decode_header(line)
+                    header = columns.decode_header(line.decode())
                 else:
-                    steps.append(columns.decode(line))
+                    steps.append(columns.decode(line.decode()))
     except UnicodeDecodeError:
         raise UsageError(f"{path} is no UTF-8 text", file=str(path)) from None
     except OSError as error:

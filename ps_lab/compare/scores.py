@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from rich.table import Table
 
-from ps_lab.compare.metrics import RunFigures
+from ps_lab.compare.metrics import RunFigures, of_all
 from ps_lab.compare.results import RunData
 from ps_lab.experiments.experiment import Experiment
 from ps_lab.experiments.plan import Run
@@ -19,7 +19,7 @@ from ps_lab.experiments.plan import Run
 CAPTION = (
     "seconds: from the first step to the last; updates: optimizer steps on the servers; staleness: updates "
     "between reading the weights and applying the gradient; at the gate: part of the time that workers "
-    "waited for each other. Means over runs, p99 and max over all"
+    "waited for each other. Means over runs, p99 and max over all their pushes"
 )
 _Row = tuple[str, str, int, float | None]
 
@@ -90,8 +90,9 @@ def _cells(figures: list[RunFigures]) -> Iterable[str]:
     yield _mean(good, lambda one: one.samples_per_s, ",.0f")
     yield _mean(good, lambda one: one.updates_per_s, ",.0f")
     yield _mean(good, lambda one: one.tau.mean if one.tau else None, ".2f")
-    yield str(max((one.tau.p99 for one in good if one.tau), default=""))
-    yield str(max((one.tau.max for one in good if one.tau), default=""))
+    tau = of_all(good, "tau")
+    yield "" if tau is None else str(tau.p99)
+    yield "" if tau is None else str(tau.max)
     yield _mean(good, gate_share, ".0%")
 
 

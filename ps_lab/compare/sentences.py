@@ -34,6 +34,7 @@ class Finding:
         p: adjusted over the report; None: nothing was tested.
         note: what else is to be said, such as who did not reach the target.
         metric: of quality or target.
+        ranked: it is about the arms that `in_short` ranks, the best ones.
     """
 
     question: str
@@ -46,6 +47,7 @@ class Finding:
     metric: str
     p: float | None = None
     note: str = ""
+    ranked: bool = True
 
     @property
     def found(self) -> bool:
@@ -97,8 +99,10 @@ def in_short(comparison: Comparison, found: Sequence[Finding]) -> tuple[str, ...
             question = TARGET if experiment.stop.target is not None and measured else SPEED
             ranked = _ranked(arms, experiment.stop.target if question == TARGET else None)
             if ranked:
-                here = [one for one in found if one.where == where and one.question == question]
-                mine = [one for one in here if one.reference == experiment.reference]
+                here = [one for one in found if one.ranked and one.where == where]
+                mine = [
+                    one for one in here if one.question == question and one.reference == experiment.reference
+                ]
                 said.append(f"{where}: {ranked}. {_how_sure(mine)}.")
             else:
                 said.append(f"{where}: there is no run whose speed or result could be ranked.")
@@ -158,12 +162,13 @@ def _within(comparison: Comparison) -> Iterator[Finding]:
         if model == reference:
             continue
         other = comparison.entries[reference, profile, workers]
-        pairs = [(entry.best, other.best, _rates(entry.best, other.best))]
+        pairs = [(entry.best, other.best, _rates(entry.best, other.best), True)]
         mine, theirs = entry.common, other.common
         if mine is not None and theirs is not None and (entry.best, other.best) != (mine, theirs):
-            pairs.append((mine, theirs, f"both at the common lr {mine.lr:g}"))
-        for mine, theirs, rates in pairs:
-            yield from _compared(comparison, mine, theirs, rates, model, reference)
+            pairs.append((mine, theirs, f"both at the common lr {mine.lr:g}", False))
+        for mine, theirs, rates, ranked in pairs:
+            for one in _compared(comparison, mine, theirs, rates, model, reference):
+                yield replace(one, ranked=ranked)
 
 
 def _across(comparison: Comparison, against: Comparison) -> Iterator[Finding]:

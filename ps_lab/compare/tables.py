@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from ps_lab.compare.comparison import Arm, Comparison
 from ps_lab.compare.laws import Holds, Verdict
-from ps_lab.compare.metrics import PARTS, RunFigures
+from ps_lab.compare.metrics import PARTS, RunFigures, of_all
 from ps_lab.compare.sentences import Finding
 from ps_lab.compare.statistics import Effect, interval, ratio
 from ps_lab.compare.validation import LEAST_DISTANCE, MAX_DISTANCE, MAX_RATIO, Validated
@@ -57,8 +57,8 @@ def summary(comparison: Comparison) -> Table:
         title="In numbers",
         caption="Each model at its best learning rate, means over the runs that neither failed nor "
         "diverged; time to target: geometric mean over the seeds that reached it, and how many did. tau: "
-        "version staleness of the pushes. Worker-seconds and CPU seconds, of all processes, are what a run "
-        "costs.",
+        "version staleness of the pushes, p99 and maximum over those of all runs. Worker-seconds and CPU "
+        "seconds, of all processes, are what a run costs.",
         columns=(
             "model",
             "profile",
@@ -321,6 +321,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _summary_row(arm: Arm) -> tuple[Value, ...]:
     time, good = _time(arm), arm.good
+    tau, gap = of_all(good, "tau"), of_all(good, "gap")
     gate = [one.time_split() for one in good if one.recorded]
     return (
         arm.model,
@@ -334,9 +335,9 @@ def _summary_row(arm: Arm) -> tuple[Value, ...]:
         _mean(arm.samples_per_s.values()),
         _mean(one.updates_per_s for one in good),
         _mean(one.tau.mean for one in good if one.tau),
-        max((one.tau.p99 for one in good if one.tau), default=None),
-        max((one.tau.max for one in good if one.tau), default=None),
-        max((one.gap.max for one in good if one.gap), default=None),
+        None if tau is None else tau.p99,
+        None if tau is None else tau.max,
+        None if gap is None else gap.max,
         _mean(100 * split["gate"] / sum(split.values()) for split in gate if sum(split.values())),
         _mean(float(one.dropped) for one in good if one.recorded),
         _mean(one.total("bytes_up") / 1e6 for one in good if one.recorded),

@@ -49,8 +49,8 @@ def materialize(model: nn.Module, kept: Collection[str], device: torch.device, s
     """Gives parameters among these, by name, and buffers that are on the meta device first values.
 
     Each module's `reset_parameters` makes them, with a seed of its own: so they are the
-    same whatever else this process keeps. What has values keeps them: those of a parameter that several
-    modules have are made by the first one.
+    same whatever else this process keeps, where it writes only into the module's own tensors. What has
+    values keeps them, in whichever module: a parameter that several have gets those of the first one.
 
     Args:
         model: of which.
@@ -69,7 +69,7 @@ def materialize(model: nn.Module, kept: Collection[str], device: torch.device, s
         if not mine and not buffers:
             continue
         reset = _reset_of(name, module)
-        there = [*direct, *module.buffers(recurse=False)]
+        there = [*module.parameters(), *module.buffers()]
         before = [(it, it.detach().clone()) for it in there if not it.is_meta]
         for parameter in direct:
             if parameter.is_meta:

@@ -45,7 +45,8 @@ class OneThread:
             )
         held = False
         try:
-            held = self._lock.acquire(blocking=False)
+            # Unpacked, not called: between a call's end and what is noted of it Python takes signals.
+            (held,) = map(self._lock.acquire, (False,))
             if not held:
                 self._refuse()
             self._name = threading.current_thread().name

@@ -7,9 +7,11 @@ addresses on loopback, and a task is on the host of its number.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from itertools import takewhile
 from pathlib import Path
 
@@ -29,18 +31,16 @@ def srun(words: list[str]) -> int:
     hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
     tasks: list[subprocess.Popen[bytes]] = []
     handles: list[ProcessHandle] = []
-    came: set[int] = set()
+    came: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def pass_on(number: int, _frame: object = None) -> None:
-        came.add(number)
-        for task, handle in zip(
-            tasks, handles, strict=False
-        ):  # of one that just starts there is no handle yet
-            if task.poll() is None:
+    def pass_on() -> None:
+        while True:
+            number = came.get()
+            for handle in handles:
                 handle.send_group(signal.SIGKILL if number == signal.SIGTERM else number)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, pass_on)
+        signal.signal(number, lambda it, _: came.put(it))
     for number in range(count):
         host = hosts[number * len(hosts) // count]
         own = {
@@ -51,8 +51,7 @@ def srun(words: list[str]) -> int:
         }
         tasks.append(subprocess.Popen(command, env=os.environ | own, start_new_session=True))
         handles.append(ProcessHandle(tasks[-1].pid))
-    for before in sorted(came):  # before all were there
-        pass_on(before)
+    threading.Thread(target=pass_on, daemon=True).start()  # what came before is there
     codes = [task.wait() for task in tasks]
     return max(SIGNALLED - code if code < 0 else code for code in codes)
 

@@ -30,6 +30,7 @@ TRAINER = str(Path(__file__).with_name("trainer.py"))
 STAND_IN = """#!/bin/sh
 stop() {
     trap 'echo "told twice"' TERM
+    echo "told to end: $(basename "$0")"
     sleep "${TAKES_S:-0}"
     if [ -n "$beside" ]; then kill -KILL "$beside"; wait "$beside"; echo "beside it: $?"; fi
     exit "${STOPPED:-0}"
@@ -48,7 +49,7 @@ case "$0" in *ps-worker)
 esac
 : > "$STANDING/${PS_SHARD%/*}"
 unset STOPPED
-if [ -n "$SERVED" ]; then while [ ! -e "$STANDING/waits-0" ]; do sleep 0.02; done; exit "$SERVED"; fi
+if [ -n "$SERVED" ]; then while [ "$(ls "$STANDING" | wc -l)" -lt 6 ]; do sleep 0.02; done; exit "$SERVED"; fi
 while :; do sleep 0.1; done
 """
 
@@ -184,6 +185,12 @@ def test_workers_are_stopped_before_servers_and_what_they_have_started_is_left_t
     ended = stand_ins.submit("x.py", STOPPED=str(code), TAKES_S="2.5" if code == 137 else "0")
     until(lambda: len([*stand_ins.standing.glob("waits-*")]) == 4 or ended.is_over, "all run")
     ended.signal(number)
+    if code == 137:  # the time is over
+        until(
+            lambda: ended.text.count("told to end: ps-worker") == 4 or ended.is_over,
+            "workers have heard of it",
+        )
+        ended.signal(signal.SIGTERM)
     assert ended.wait_end() == code, ended.text
     assert [line for line in ended.lines if line.startswith("beside")] == ["beside it: 137"] * 4
     assert "told twice" not in ended.text

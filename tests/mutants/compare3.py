@@ -12,6 +12,60 @@ OF_PLAYBACK = "tests/unit/ps_lab/top/test_playback.py"
 
 MUTANTS = (
     Mutant(
+        name="comparisons: how sure a ranking is is said of another learning rate",
+        file="ps_lab/compare/sentences.py",
+        text='            pairs.append((mine, theirs, f"both at the common lr {mine.lr:g}", False))\n',
+        fault='            pairs.append((mine, theirs, f"both at the common lr {mine.lr:g}", True))\n',
+        tests=(
+            "tests/unit/ps_lab/compare/test_sentences.py::test_how_sure_a_ranking_is_says_nothing_of_another_learning_rate",
+        ),
+    ),
+    Mutant(
+        name="comparisons: an older folder is judged by its own target",
+        file="ps_lab/compare/comparison.py",
+        text="            experiment = replace(experiment, stop=stop)\n",
+        fault="            pass\n",
+        tests=(
+            "tests/unit/ps_lab/compare/test_sentences.py::test_an_older_folder_is_judged_by_the_target_of_the_report",
+        ),
+    ),
+    Mutant(
+        name="comparisons: where a step's time goes is of failed runs, too",
+        file="ps_lab/compare/figures.py",
+        text="runs = comparison.entries[model, profile, comparison.workers].best.good\n",
+        fault="runs = comparison.entries[model, profile, comparison.workers].best.figures\n",
+        tests=(
+            "tests/unit/ps_lab/compare/test_figures.py::test_where_the_time_goes_is_not_of_runs_that_failed",
+        ),
+    ),
+    Mutant(
+        name="comparisons: a worker that came again is at its beginning until then",
+        file="ps_lab/compare/figures.py",
+        text="        there = (times >= recording.started_unix_s[0] - start) & (times < end[-1])\n",
+        fault="        there = times < end[-1]\n",
+        tests=(
+            "tests/unit/ps_lab/compare/test_figures.py::test_a_worker_that_came_again_is_where_it_was_and_not_at_its_beginning",
+        ),
+    ),
+    Mutant(
+        name="comparisons: a record that was cut within a character is refused",
+        file="ps_lab/compare/results.py",
+        text="                    whole = False  # it may end within a character\n",
+        fault='                    whole = line.decode() == ""\n',
+        tests=(
+            "tests/unit/ps_lab/compare/test_metrics.py::test_what_is_no_record_is_named_with_file_and_line",
+        ),
+    ),
+    Mutant(
+        name="comparisons: p99 of a model is the largest of its runs",
+        file="ps_lab/compare/metrics.py",
+        text="    return spread(joined([one.column(column) for one in runs]))\n",
+        fault="    return max((it for one in runs if (it := spread(one.column(column)))), key=lambda it: it.p99, default=None)\n",
+        tests=(
+            "tests/unit/ps_lab/compare/test_metrics.py::test_a_tail_over_several_runs_is_of_all_their_pushes",
+        ),
+    ),
+    Mutant(
         name="comparisons: what servers took in runs before is taken off from what others took",
         file="ps_lab/cluster/other_programs.py",
         text="(process.used_s() or 0.0) - before_s for",

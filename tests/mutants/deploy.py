@@ -227,6 +227,13 @@ MUTANTS = (
         tests=(STOPPED,),
     ),
     Mutant(
+        name="slurm: what is stopped as its time is over was cancelled",
+        file=BATCH,
+        text="""trap '[ -n "$over" ] || cancelled=1' TERM""",
+        fault="trap cancelled=1 TERM",
+        tests=(STOPPED,),
+    ),
+    Mutant(
         name="slurm: tasks get one processor each",
         file=BATCH,
         text="export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}",

@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         name="a second thread waits inside a worker instead of being refused",
         file="ps_worker/process/one_thread.py",
-        text="            held = self._lock.acquire(blocking=False)\n",
+        text="            (held,) = map(self._lock.acquire, (False,))\n",
         fault="            held = self._lock.acquire()\n",
         tests=(f"{TABLE}::test_a_second_thread_inside_a_worker_is_refused_by_name",),
     ),
@@ -118,6 +118,13 @@ MUTANTS = (
         text="        except BaseException:  # Ctrl-C on the way in\n",
         fault="        except UsageError:\n",
         tests=(f"{ONE_THREAD}::test_wherever_ctrl_c_lands_on_the_way_in_or_out_another_thread_may_enter",),
+    ),
+    Mutant(
+        name="who is interrupted just as it takes a worker's lock is inside for good",
+        file="ps_worker/process/one_thread.py",
+        text="            (held,) = map(self._lock.acquire, (False,))\n",
+        fault="            held = self._lock.acquire(False)\n",
+        tests=(f"{ONE_THREAD}::test_whenever_a_signal_comes_another_thread_may_enter",),
     ),
     Mutant(
         name="who is interrupted on the way out of a worker is inside for good",

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from ps_lab.compare.results import read_recording
 
 from .made import EXPERIMENT, World, made_folder
 
@@ -43,6 +46,38 @@ def test_lanes_show_a_part_of_the_run_in_which_all_workers_step(tmp_path: Path):
         bars = [path.get_extents() for drawn in panel.collections for path in drawn.get_paths()]
         places = {round((bar.y0 + bar.y1) / 2) for bar in bars if bar.x0 < to_s and bar.x1 > from_s}
         assert places == {0, 1, 2, 3}
+
+
+def test_a_worker_that_came_again_is_where_it_was_and_not_at_its_beginning(tmp_path: Path):
+    """How far workers are ahead, of one whose first process ended: between both it has no clock."""
+    text = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]")
+    folder = made_folder(tmp_path / "out", text[: text.rindex("[[profiles]]")])
+    for run in folder.runs:
+        (path,) = [it for it in run.records.iterdir() if read_recording(it).header.worker == 3]
+        header, *steps = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([header, *steps[:20]]))
+        second = header.replace('"incarnation":1', '"incarnation":2')
+        assert second != header
+        path.with_name("second.jsonl").write_text("".join([second, *steps[30:]]))
+    (figure,) = [one.figure for one in pictures(Comparison.read(folder)) if one.name == "lanes"]
+    panels = [panel for panel in figure.axes if panel.get_ylabel() == "steps ahead"]
+    assert len(panels) == 3
+    for panel in panels:
+        ahead = np.array([line.get_ydata() for line in panel.lines])
+        assert ahead.shape[0] == 4
+        assert np.isnan(ahead[3]).any()
+        assert np.nanmax(ahead) < 15, "it is 20 and more steps that the others had taken before"
+
+
+def test_where_the_time_goes_is_not_of_runs_that_failed(tmp_path: Path):
+    def change(run, world: World) -> None:
+        if run.seed == 1:
+            world.compute_s, world.fails = 2.0, "a worker ended"
+
+    comparison = Comparison.read(made_folder(tmp_path / "out", EXPERIMENT, change))
+    (figure,) = [one.figure for one in pictures(comparison) if one.name == "time-split"]
+    ends = [bar.get_x() + bar.get_width() for panel in figure.axes for bar in panel.patches]
+    assert 20 < max(ends) < 200, "milliseconds of a step"
 
 
 def test_a_mean_of_runs_does_not_change_when_one_of_them_ends(tmp_path: Path):

@@ -1,14 +1,14 @@
 """The figures of a run follow from its records, by arithmetic that a reader can repeat."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ps_lab.compare.folder import Folder
-from ps_lab.compare.metrics import PARTS, RunFigures, spread
+from ps_lab.compare.metrics import PARTS, RunFigures, of_all, spread
 from ps_lab.compare.outcome import EvaluationPoint, WorkerCounts
 from ps_lab.compare.results import RunData, read_recording, read_runs
 from ps_lab.experiments.experiment import Target
@@ -173,6 +173,21 @@ def test_a_distribution_has_its_mean_and_its_tail():
     assert spread(np.array([math.nan])) is None
 
 
+def test_a_tail_over_several_runs_is_of_all_their_pushes():
+    @dataclass
+    class Run:
+        values: list[float]
+
+        def column(self, name: str) -> np.ndarray:
+            assert name == "tau"
+            return np.array(self.values)
+
+    found = of_all([Run([0.0] * 9 + [50.0]), Run([1.0] * 190)], "tau")
+    assert found is not None
+    assert (found.p99, found.max, found.count) == (1, 50, 200)
+    assert of_all([], "tau") is None
+
+
 def test_a_killed_workers_last_line_is_dropped(tmp_path: Path):
     def change(run, world: World) -> None:
         world.killed = 2
@@ -199,6 +214,11 @@ def test_what_is_no_record_is_named_with_file_and_line(tmp_path: Path):
         read_recording(path)
     path.write_text('{"form')
     assert read_recording(path) is None
+    path.write_bytes(encode_header(header).encode() + '{"metrics":{"\u03bc'.encode()[:-1])
+    cut = read_recording(path)
+    assert cut is not None, "a process may be killed within a character"
+    assert not cut.whole
+    assert cut.steps == ()
 
 
 def test_a_push_that_was_applied_nowhere_is_no_update(tmp_path: Path):

@@ -256,6 +256,24 @@ def test_two_folders_are_compared_model_by_model(tmp_path: Path):
     assert "bsp now trained on 1." in str(speeds[0])
 
 
+@pytest.mark.parametrize(
+    "older",
+    ["at_least = 0.5", "at_least = 0.99", 'metric = "loss"\nat_most = 0.5'],
+    ids=["lower", "higher", "another"],
+)
+def test_an_older_folder_is_judged_by_the_target_of_the_report(tmp_path: Path, older: str):
+    """The same runs, which were to reach another target."""
+    now = compared(tmp_path, EXPERIMENT)
+    target = 'metric = "accuracy"\nat_least = 0.9' if "metric" in older else "at_least = 0.9"
+    text = EXPERIMENT.replace(target, older)
+    before = Comparison.read(made_folder(tmp_path / "before", text), like=now)
+    across = [one for one in findings(now, before) if one.reference.endswith("before")]
+    times = [one for one in across if one.question == TARGET]
+    assert len(times) == 6
+    assert all(one.effect.value == pytest.approx(1.0, rel=0.3) for one in times)
+    assert all(one.effect.value == pytest.approx(0.0, abs=0.1) for one in across if one.question == QUALITY)
+
+
 def test_all_tests_of_a_report_are_corrected_together(tmp_path: Path):
     """With more questions each p is larger."""
     now = compared(tmp_path, EXPERIMENT)
@@ -284,6 +302,24 @@ def test_one_sentence_says_who_was_first_and_how_sure_that_is(tmp_path: Path):
     }
     first = min(times, key=lambda model: times[model])
     assert transient.startswith(f"transient, 4 workers: accuracy >= 0.9 was reached by {first} after ")
+
+
+def test_how_sure_a_ranking_is_says_nothing_of_another_learning_rate(tmp_path: Path):
+    """`asp` is ranked at its best rate, where it is as bsp; at the common one it is slower."""
+
+    def change(run, world: World) -> None:
+        world.best_lr = run.lr
+        if run.model == "asp" and run.lr == 0.001:
+            world.compute_s = 0.06
+
+    text = EXPERIMENT.replace("grid = [0.001]", "grid = [0.0005, 0.001]\ncommon = 0.001")
+    comparison = compared(tmp_path, text, change)
+    found = findings(comparison)
+    mine = [one for one in found if (one.subject, one.question) == ("asp", TARGET) and "quiet" in one.where]
+    assert ["common" in one.rates for one in mine] == [False, True]
+    assert [one.found for one in mine] == [False, True]
+    quiet, _ = in_short(comparison, found)
+    assert quiet.endswith("How sure: tests with 5 seeds tell none from bsp.")
 
 
 def test_with_few_seeds_it_says_whether_they_agree_and_claims_nothing(tmp_path: Path):

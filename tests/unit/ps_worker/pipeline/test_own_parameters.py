@@ -84,6 +84,25 @@ def test_first_values_of_weights_that_two_modules_have_are_those_of_the_first_on
     assert torch.equal(parts[1]["1.bias"], parts[2]["1.bias"])
 
 
+def test_a_module_that_writes_into_those_within_it_leaves_what_has_values() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3, device="meta"))
+            self.inner = nn.Linear(4, 3)
+
+        def reset_parameters(self) -> None:
+            with torch.no_grad():
+                self.scale.fill_(2.0)
+                self.inner.weight.fill_(9.0)
+
+    model = Head()
+    before = model.inner.weight.detach().clone()
+    materialize(model, {"scale", "inner.weight", "inner.bias"}, CPU, "job")
+    assert model.scale.eq(2.0).all()
+    assert torch.equal(model.inner.weight, before)
+
+
 def test_what_has_values_already_keeps_them() -> None:
     model = nn.BatchNorm1d(3)
     with torch.no_grad():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
+import time
 
 import pytest
 
@@ -50,6 +53,37 @@ def test_wherever_ctrl_c_lands_on_the_way_in_or_out_another_thread_may_enter():
         assert elsewhere(inside) == "", number
         number += 1
     assert number
+
+
+def test_whenever_a_signal_comes_another_thread_may_enter():
+    """Also between two instructions of a line: signals come at any time, thousands of them."""
+    inside = OneThread()
+    came = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal came
+        came += 1
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(2000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 20e-6)
+                for _ in range(100):
+                    with inside:
+                        pass
+                while True:
+                    time.sleep(LIMIT_S)
+            except KeyboardInterrupt:
+                pass
+            with contextlib.suppress(RuntimeError):
+                inside._lock.release()
+                pytest.fail(f"after {came} signals it is inside for good")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert came == 2000
 
 
 @pytest.mark.parametrize("depth", [1, 2])
