@@ -30,7 +30,7 @@ from ps_lab.cluster.ports import free_ports
 from ps_lab.cluster.team import Team
 from ps_lab.compare.host_links import LinkProcesses, check_links, links_of
 from ps_lab.compare.outcome import Ending, EvaluationPoint, Fault, RunOutcome, WorkerCounts
-from ps_lab.compare.progress import Progress, RecordsProgress, Seen, ServersProgress, of_job
+from ps_lab.compare.progress import LoggedTarget, Progress, RecordsProgress, Seen, ServersProgress, of_job
 from ps_lab.compare.run_log import RunLog
 from ps_lab.errors import Interrupted, OutputFailed, process_failed
 from ps_lab.experiments.experiment import BASELINES, DDP, Evaluation, Experiment
@@ -247,6 +247,12 @@ class _Running:
         self._evaluator: Child | None = None
         self._evaluations: list[EvaluationPoint] = []
         self._faults: list[Fault] = []
+        target = run.stop.target
+        self._logged = (
+            None
+            if target is None or run.evaluation is not None or not run.record
+            else LoggedTarget(records, target, run.workers)
+        )
         self._first_step_s: float | None = None
         self._asked_s: float | None = None  # when its workers were asked to leave
         self._reason = ""
@@ -393,6 +399,8 @@ class _Running:
             return False
         if self._run.evaluation is None:
             value = seen.metrics.get(stop.target.metric)
+            if self._logged is not None:
+                return self._logged.met(value)
         else:
             looks = [look.values.get(stop.target.metric) for look in list(self._evaluations)]
             value = looks[-1] if looks else None

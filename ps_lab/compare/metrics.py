@@ -204,7 +204,7 @@ class RunFigures:
     def smoothed(self) -> Curve:
         """The logged metric as its running mean over the last steps, two of each worker and ten at least."""
         curve = self.curve(self.metric)
-        window = max(WINDOW_STEPS, 2 * self.data.run.workers)
+        window = window_of(self.data.run.workers)
         if curve.values.size < window:
             return Curve(time_s=np.empty(0), samples=np.empty(0), updates=np.empty(0), values=np.empty(0))
         sums = np.convolve(curve.values, np.ones(window), mode="valid")
@@ -332,6 +332,11 @@ class RunFigures:
 
 
 NDOrder = np.ndarray[tuple[int], np.dtype[np.intp]]
+
+
+def window_of(workers: int) -> int:
+    """The steps of the running mean by which a logged metric reaches a target."""
+    return max(WINDOW_STEPS, 2 * workers)
 
 
 def of_all(runs: Iterable[RunFigures], column: str) -> Spread | None:

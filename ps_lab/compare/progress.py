@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Protocol
 
+from ps_lab.compare.metrics import window_of
+from ps_lab.experiments.experiment import Target
 from ps_lab.status.status import Job
 from ps_lab.status.watch import Watch
 from ps_worker.recording import columns
+from ps_worker.recording.columns import RecordHeader, StepRecord
+
+SILENT_S = 3.0  # whose record has not grown for so long is not waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +75,51 @@ class ServersProgress:
         return None if job is None else of_job(job)
 
 
+class RecordsTail:
+    """What workers have written into their records since the last look, by whole lines; a second late."""
+
+    def __init__(self, folder: Path) -> None:
+        """Has read nothing."""
+        self._folder = folder
+        self._read: dict[Path, int] = {}  # bytes of whole lines
+        self._headers: dict[Path, RecordHeader] = {}
+
+    @property
+    def files(self) -> int:
+        """That have a header."""
+        return len(self._headers)
+
+    def more(self) -> Iterator[tuple[Path, RecordHeader, StepRecord]]:
+        """File, whose it is, and the step; by file, in order."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            lines = whole.decode("utf-8").split("\n")[:-1]
+            if path not in self._headers and lines:
+                self._headers[path] = columns.decode_header(lines.pop(0))
+            for line in lines:
+                yield path, self._headers[path], columns.decode(line)
+
+
 class RecordsProgress:
-    """As the records of its workers say, as far as these are written: they lag behind by a second."""
+    """As the records of its workers say, as far as these are written."""
 
     def __init__(self, folder: Path, num_workers: int) -> None:
         """Has read nothing."""
-        self._folder = folder
+        self._tail = RecordsTail(folder)
         self._num_workers = num_workers
-        self._read: dict[Path, int] = {}  # bytes of whole lines
         self._steps: dict[Path, int] = {}
-        self._samples: dict[Path, int] = {}
+        self._samples: defaultdict[Path, int] = defaultdict(int)
         self._metrics: defaultdict[Path, dict[str, float]] = defaultdict(dict)
 
     @property
     def line(self) -> str:
         """See `Progress`."""
         if not self._steps:
-            return f"starting: {len(self._read)} of {self._num_workers} workers are there"
+            return f"starting: {self._tail.files} of {self._num_workers} workers are there"
         loss = _means(self._metrics.values()).get("loss")
         said = "" if loss is None else f"  loss {loss:.4g}"
         return f"step {max(self._steps.values())}{said}"
@@ -91,8 +127,12 @@ class RecordsProgress:
     @property
     def seen(self) -> Seen | None:
         """See `Progress`; it reads what is new."""
-        for path in sorted(self._folder.glob("*.jsonl")):
-            self._take(path)
+        for path, _, step in self._tail.more():
+            self._steps[path] = step.step + 1
+            self._samples[path] += step.samples
+            self._metrics[path] |= step.metrics
+            if step.loss is not None:
+                self._metrics[path]["loss"] = step.loss
         if not self._steps:
             return None
         return Seen(
@@ -101,23 +141,58 @@ class RecordsProgress:
             metrics=_means(self._metrics.values()),
         )
 
-    def _take(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._read.get(path, 0))
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.decode("utf-8").splitlines()
-        if path not in self._read and lines:
-            del lines[0]  # the header
-        if whole:
-            self._read[path] = self._read.get(path, 0) + len(whole)
-        for line in lines:
-            step = columns.decode(line)
-            self._steps[path] = step.step + 1
-            self._samples[path] = self._samples.get(path, 0) + step.samples
-            self._metrics[path] |= step.metrics
-            if step.loss is not None:
-                self._metrics[path]["loss"] = step.loss
+
+class LoggedTarget:
+    """Whether what workers log has reached a target, as `RunFigures.target_s` finds it in the end.
+
+    That is by the running mean over steps of all workers, in the order in which they ended: the last value of
+    one batch may be there long before. A step is looked at when all who still write have come as far.
+    """
+
+    def __init__(
+        self, folder: Path, target: Target, workers: int, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Has read nothing.
+
+        Args:
+            folder: of the records.
+            target: that is to be reached.
+            workers: how many there are.
+            now_s: a clock.
+        """
+        self._tail = RecordsTail(folder)
+        self._target = target
+        self._now_s = now_s
+        self._last: dict[Path, tuple[float, float]] = {}  # when it was read, when its last step had ended
+        self._waiting: list[tuple[float, float]] = []  # a heap: when the step ended, its value
+        self._window: deque[float] = deque(maxlen=window_of(workers))
+        self._met = False
+
+    def met(self, logged_last: float | None) -> bool:
+        """Whether it has been reached by now; it reads what is new.
+
+        Args:
+            logged_last: mean over workers of what they logged last; it counts while there are too few values
+                for a running mean, but of a loss, which is one batch's.
+        """
+        now_s = self._now_s()
+        for path, header, step in self._tail.more():
+            ended_unix_s = header.unix_s + step.ended_s
+            self._last[path] = now_s, ended_unix_s
+            name = self._target.metric
+            value = step.loss if name == "loss" else step.metrics.get(name)
+            if value is not None:
+                heappush(self._waiting, (ended_unix_s, value))
+        writing = [ended for read_s, ended in self._last.values() if now_s - read_s < SILENT_S]
+        reached_unix_s = min(writing, default=math.inf)
+        while self._waiting and self._waiting[0][0] <= reached_unix_s:
+            self._window.append(heappop(self._waiting)[1])
+            if len(self._window) == self._window.maxlen:
+                self._met |= self._target.met(math.fsum(self._window) / len(self._window))
+        if len(self._window) == self._window.maxlen:
+            return self._met
+        seldom = self._target.metric != "loss" and bool(self._window or self._waiting)
+        return seldom and logged_last is not None and self._target.met(logged_last)
 
 
 def _means(of_workers: Iterable[Mapping[str, float]]) -> dict[str, float]:

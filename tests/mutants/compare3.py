@@ -12,6 +12,38 @@ OF_PLAYBACK = "tests/unit/ps_lab/top/test_playback.py"
 
 MUTANTS = (
     Mutant(
+        name="comparisons: one batch's loss ends a run",
+        file="ps_lab/compare/local_runner.py",
+        text="            if self._logged is not None:\n                return self._logged.met(value)\n",
+        fault="",
+        tests=("tests/unit/ps_lab/compare/test_local_runner.py",),
+    ),
+    Mutant(
+        name="comparisons: a run ends by steps that are not in their order",
+        file="ps_lab/compare/progress.py",
+        text="        reached_unix_s = min(writing, default=math.inf)\n",
+        fault="        reached_unix_s = math.inf\n",
+        tests=(
+            "tests/unit/ps_lab/compare/test_progress.py::test_where_a_run_ends_its_report_finds_the_target_reached",
+        ),
+    ),
+    Mutant(
+        name="comparisons: a worker that has ended keeps a run from ending at its target",
+        file="ps_lab/compare/progress.py",
+        text="if now_s - read_s < SILENT_S]",
+        fault="]",
+        tests=("tests/unit/ps_lab/compare/test_progress.py::test_who_writes_no_more_is_not_waited_for",),
+    ),
+    Mutant(
+        name="comparisons: what is logged seldom never ends a run",
+        file="ps_lab/compare/progress.py",
+        text="        return seldom and logged_last is not None and self._target.met(logged_last)\n",
+        fault="        return False\n",
+        tests=(
+            "tests/unit/ps_lab/compare/test_progress.py::test_what_is_logged_seldom_counts_as_it_was_logged_last",
+        ),
+    ),
+    Mutant(
         name="comparisons: how sure a ranking is is said of another learning rate",
         file="ps_lab/compare/sentences.py",
         text='            pairs.append((mine, theirs, f"both at the common lr {mine.lr:g}", False))\n',
