@@ -76,7 +76,7 @@ class ServersProgress:
 
 
 class RecordsTail:
-    """What workers have written into their records since the last look, by whole lines; a second late."""
+    """The steps that workers have recorded since the last look; their records lag by a second."""
 
     def __init__(self, folder: Path) -> None:
         """Has read nothing."""
