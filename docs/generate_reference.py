@@ -43,7 +43,8 @@ CODES = {
     64: "usage: an option, address or name that makes no sense",
     65: "a snapshot is missing, damaged or of another release; an older one that is whole is named",
     69: "a server cannot be reached or listen, or the job did not start in time",
-    75: "a worker or a launch was stopped by SIGTERM before the end: run it again",
+    75: "a worker or a launch was stopped by SIGTERM before the end, or a server with `--stopped-code 75`: "
+    "run it again",
     78: "refused: a job with live workers is not dropped, wrong shard order or count, another model, "
     "optimizer or consistency than the job has, no free place, memory limit, certificates, token, a `--host` "
     "that would let anybody in",

@@ -102,7 +102,7 @@ class LinkProcesses:
         """
         self._links = links
         self._cluster = cluster
-        self._started: list[Child] = []
+        self._children: list[Child] = []
         if not links:
             return
         try:
@@ -114,7 +114,7 @@ class LinkProcesses:
     @property
     def children(self) -> tuple[Child, ...]:
         """One for each link."""
-        return tuple(self._started)
+        return tuple(self._children)
 
     def addresses(self) -> Mapping[int, tuple[str, ...]]:
         """Worker -> addresses under which it reaches the servers."""
@@ -126,14 +126,14 @@ class LinkProcesses:
 
     def close(self) -> None:
         """Ends them; they hold nothing that is worth an orderly end."""
-        for child in self._started:
+        for child in self._children:
             child.kill()
-        for child in self._started:
+        for child in self._children:
             child.join()
 
     def _wait_for(self, ready: Sequence[threading.Event]) -> None:
         until_s = time.monotonic() + START_LIMIT_S
-        for child, answered in zip(self._started, ready, strict=True):
+        for child, answered in zip(self._children, ready, strict=True):
             while not answered.wait(TICK_S):
                 if child.exit_code is not None or time.monotonic() >= until_s:
                     raise StartLimitExceeded(f"{child.name} does not forward; the log has its output")
@@ -148,7 +148,7 @@ class LinkProcesses:
                 answered.set()
 
         child = self._cluster.start_beside(f"link {number}", run_module(MODULE), {}, said, with_stdin=True)
-        self._started.append(child)
+        self._children.append(child)
         forwards = routes(self._cluster.addresses, self._cluster.data_ports, link.address)
         child.tell(json.dumps({"bytes_per_s": link.bytes_per_s, "delay_s": link.delay_s, "routes": forwards}))
         return answered

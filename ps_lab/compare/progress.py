@@ -188,7 +188,7 @@ class LoggedTarget:
         while self._waiting and self._waiting[0][0] <= reached_unix_s:
             self._window.append(heappop(self._waiting)[1])
             if len(self._window) == self._window.maxlen:
-                self._met |= self._target.met(math.fsum(self._window) / len(self._window))
+                self._met |= self._target.met(sum(self._window) / len(self._window))
         if len(self._window) == self._window.maxlen:
             return self._met
         seldom = self._target.metric != "loss" and bool(self._window or self._waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -50,6 +51,14 @@ def test_where_a_run_ends_its_report_finds_the_target_reached(tmp_path: Path, se
         pytest.fail("it never ends")
     assert index > window_of(3)
     assert records.target_s() is not None
+
+
+@pytest.mark.parametrize("loss", [1e308, math.inf, math.nan])
+def test_a_loss_that_grows_beyond_all_numbers_reaches_no_target(tmp_path: Path, loss: float):
+    records = Records(tmp_path, 1)
+    for index in range(1, 13):
+        records.step(0, index * STEP_S, loss=loss)
+    assert not records.watch().met(loss)
 
 
 def test_who_writes_no_more_is_not_waited_for(tmp_path: Path):
