@@ -88,7 +88,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def spawn(zygote: Zygote) -> Iterator[Start]:
-    """Starts commands; what still runs at the end of the test is killed."""
+    """Starts commands; what still runs when the test ends is killed. A failure shows all they said."""
     started: list[Process] = []
 
     def begin(*command: str, **environment: str) -> Process:
@@ -97,4 +97,6 @@ def spawn(zygote: Zygote) -> Iterator[Start]:
 
     yield begin
     for process in started:
+        running = not process.is_over
         process.kill()
+        print(f"--- {process.end}{', by the end of the test' if running else ''}\n{process.text}")

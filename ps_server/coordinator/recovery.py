@@ -209,7 +209,8 @@ class Recovery:
         saved: SavedJob | None = await self._fleet.beside.run(job, look)
         if saved is None or saved.snapshot != snapshot:
             raise SnapshotMissing(
-                f"{snapshot[:64]!r} is not the newest snapshot of job {job} that can be used"
+                f"{snapshot[:64]!r} is not the newest snapshot of job {job} that can be used; if the servers "
+                "have just taken another one, bring it again"
             )
         if (wait_s := self._restores.wait_s(job, self._clock())) > 0:
             raise RestoredTooOften(

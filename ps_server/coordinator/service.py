@@ -371,9 +371,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def NameSnapshot(
         self, request: pb.SnapshotRequest, context: grpc.aio.ServicerContext
     ) -> pb.SnapshotProgress:
-        """A name that no snapshot of the job has."""
+        """A name for a snapshot of the job that comes from elsewhere."""
         gatekeeper.check_job(request.job)
-        return pb.SnapshotProgress(snapshot=await self._scheduler.new_name(check_job_name(request.job)))
+        name = await self._scheduler.name_to_bring(check_job_name(request.job))
+        return pb.SnapshotProgress(snapshot=name)
 
     async def Restore(
         self, request: pb.RestoreRequest, context: grpc.aio.ServicerContext

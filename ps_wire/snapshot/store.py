@@ -33,6 +33,8 @@ from ps_wire.snapshot.writing import UNFINISHED, Writing, why
 
 KEPT_FREE = 0.1  # of a disk, that peers cannot fill
 MAX_SNAPSHOTS = 1024  # of a job, to which peers can add
+MAX_NUMBER = 99_999_999  # that names have room for
+AHEAD = 1000  # snapshots that servers may take while one is brought, which stays the newest
 READ_BYTES = 4 << 20  # at once; also what one message carries
 DROPPED, MARK = ".dropped", "mark"  # DROPPED/JOB/MARK says of a dropped job which snapshot was its last
 NUMBER = re.compile(rb"[0-9]{1,8}\n")
@@ -41,6 +43,10 @@ NUMBER = re.compile(rb"[0-9]{1,8}\n")
 def number_of(name: str) -> int:
     """The number that a snapshot's name begins with; it grows."""
     return int(name[:8])
+
+
+def _newest(names: Iterable[str]) -> int:
+    return max(map(number_of, names), default=0)
 
 
 class SnapshotStore:
@@ -86,11 +92,32 @@ class SnapshotStore:
         ]
 
     def new_name(self, job: str) -> str:
-        """A name that no snapshot has, behind all that are there."""
-        return f"{max(self._newest(job), self.dropped(job)) + 1:08d}-{secrets.token_hex(4)}"
+        """A name for a snapshot that is taken: behind all complete ones, and before those that are brought.
 
-    def _newest(self, job: str) -> int:
-        return max((number_of(name) for name in self._all(job)), default=0)
+        Raises:
+            SnapshotFailed: there is no number left.
+        """
+        return self._name(job, max(_newest(self.names(job)), self.dropped(job)) + 1)
+
+    def name_to_bring(self, job: str) -> str:
+        """A name for a snapshot that comes from elsewhere, behind all that are there.
+
+        It is so far ahead that nothing the servers take meanwhile is newer: the job goes back to it however
+        long it is on its way, and `keep_last` does not take it for one that was given up.
+
+        Raises:
+            SnapshotFailed: as `new_name`.
+        """
+        ahead = _newest(self.names(job)) + AHEAD
+        return self._name(job, max(_newest(self._all(job)) + 1, self.dropped(job) + 1, ahead))
+
+    def _name(self, job: str, number: int) -> str:
+        if number > MAX_NUMBER:
+            raise SnapshotFailed(
+                f"numbers of snapshots end at {MAX_NUMBER}, and {self.where(job, '')} has come there: delete "
+                "its last ones, or take another --job"
+            )
+        return f"{number:08d}-{secrets.token_hex(4)}"
 
     def where(self, job: str, name: str, file: str = "") -> str:
         """A place, as people write it."""
@@ -104,7 +131,7 @@ class SnapshotStore:
         Raises:
             SnapshotFailed: the mark cannot be written, or a former one cannot be read.
         """
-        number = max(self._newest(job), self.dropped(job))
+        number = max(_newest(self._all(job)), self.dropped(job))
         self.write(DROPPED, job, MARK, [f"{number}\n".encode()])
 
     def dropped_jobs(self) -> list[str]:

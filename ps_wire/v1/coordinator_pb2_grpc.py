@@ -209,7 +209,8 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def NameSnapshot(self, request, context):
-        """A name for a snapshot that is brought from elsewhere: behind all that the job has.
+        """A name for a snapshot that is brought from elsewhere: behind all that the job has, and far enough ahead to
+        stay the newest while it comes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

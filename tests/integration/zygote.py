@@ -6,6 +6,7 @@ TESTS_INSTALL names are imported in it, and their `install()` is called, before 
 has a fork server of its own at once, which need not import all anew; so has a module (`python -m`).
 """
 
+import faulthandler
 import importlib
 import importlib.util
 import os
@@ -71,6 +72,7 @@ def main() -> None:
     threads = forking.preload((*fork_server.PRELOADED, *LATE, *installed))
 
     def prepare() -> None:
+        faulthandler.enable()  # what crashes in C is to say where, in its output
         install()
         if sys.argv[0] in ("ps-lab", fork_server.MODULE):
             lend_fork_server(threads)

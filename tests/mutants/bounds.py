@@ -221,8 +221,8 @@ MUTANTS = (
     Mutant(
         name="snapshots: names for one job are looked for on all threads of the loop",
         file="ps_server/coordinator/snapshots/scheduler.py",
-        text="return await self._fleet.beside.run(job, self._place().new_name, job)",
-        fault="return await asyncio.to_thread(self._place().new_name, job)",
+        text="return await self._fleet.beside.run(job, self._place().name_to_bring, job)",
+        fault="return await asyncio.to_thread(self._place().name_to_bring, job)",
         tests=(f"{BESIDE}::test_names_of_snapshots_that_one_job_asks_for_hold_up_no_other_job",),
     ),
     Mutant(

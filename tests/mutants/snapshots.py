@@ -30,6 +30,7 @@ CUTS = "tests/unit/ps_server/shard/partition/test_cut.py"
 SNAPSHOT_CUTS = "tests/unit/ps_server/agreement/test_cut_points.py"
 STORES = "tests/unit/ps_wire/snapshot/test_store.py"
 SNAPSHOTS = "tests/component/snapshots/test_snapshots.py"
+BROUGHT = "tests/component/snapshots/test_snapshot_places.py"
 LAW_15 = "tests/component/snapshots/test_law_15.py"
 TABLE_STATE = "tests/unit/ps_server/shard/state/test_table_state.py"
 
@@ -589,5 +590,40 @@ MUTANTS = (
         tests=(
             "tests/component/snapshots/test_rollback.py::test_who_is_connected_to_a_shard_that_goes_back_is_cut_off",
         ),
+    ),
+    Mutant(
+        name="store: a snapshot that is brought is the next one",
+        file=STORE,
+        text="        ahead = _newest(self.names(job)) + AHEAD\n",
+        fault="        ahead = _newest(self.names(job)) + 1\n",
+        tests=(STORES, BROUGHT),
+    ),
+    Mutant(
+        name="store: what is being brought counts for the numbers of what is taken",
+        file=STORE,
+        text="max(_newest(self.names(job)), self.dropped(job)) + 1",
+        fault="max(_newest(self._all(job)), self.dropped(job)) + 1",
+        tests=(STORES, BROUGHT),
+    ),
+    Mutant(
+        name="store: two that are brought have one number",
+        file=STORE,
+        text="max(_newest(self._all(job)) + 1, self.dropped(job) + 1, ahead)",
+        fault="max(self.dropped(job) + 1, ahead)",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="store: one that is brought is not behind the mark of the job that was dropped",
+        file=STORE,
+        text="max(_newest(self._all(job)) + 1, self.dropped(job) + 1, ahead)",
+        fault="max(_newest(self._all(job)) + 1, ahead)",
+        tests=(STORES,),
+    ),
+    Mutant(
+        name="store: numbers have no end",
+        file=STORE,
+        text="        if number > MAX_NUMBER:\n",
+        fault="        if False:\n",
+        tests=(STORES,),
     ),
 )

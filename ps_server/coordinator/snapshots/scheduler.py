@@ -167,9 +167,9 @@ class SnapshotScheduler:
             raise self._errors.get(job) or SnapshotFailed(f"job {job}: no snapshot was taken")
         yield attempt.progress
 
-    async def new_name(self, job: str) -> str:
-        """A name for a snapshot that comes from elsewhere. Raises ConfigurationRefused: as `take`."""
-        return await self._fleet.beside.run(job, self._place().new_name, job)
+    async def name_to_bring(self, job: str) -> str:
+        """See `SnapshotStore.name_to_bring`. Raises ConfigurationRefused: as `take`."""
+        return await self._fleet.beside.run(job, self._place().name_to_bring, job)
 
     def _place(self) -> SnapshotStore:
         if self._store is None:

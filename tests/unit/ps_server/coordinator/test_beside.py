@@ -99,8 +99,8 @@ async def test_names_of_snapshots_that_one_job_asks_for_hold_up_no_other_job(
     """A folder may lie on a disk that does not answer."""
     loop, store = asyncio.get_running_loop(), SnapshotStore(str(tmp_path))
     loop.set_default_executor(ThreadPoolExecutor(THREADS))
-    held = Held(store.new_name)
-    monkeypatch.setattr(store, "new_name", held)
+    held = Held(store.name_to_bring)
+    monkeypatch.setattr(store, "name_to_bring", held)
     fleet = fleet_of(Shard(index=0, num_shards=1, memory_limit_bytes=None), loop)
     coordinator = Coordinator(fleet, store=store)
     context: Any = None

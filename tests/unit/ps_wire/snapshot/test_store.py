@@ -22,7 +22,7 @@ from ps_wire.errors import (
 from ps_wire.snapshot import store as snapshot_store
 from ps_wire.snapshot import writing as snapshot_writing
 from ps_wire.snapshot.manifest import MANIFEST, Manifest, SavedWorker, parse, shard_file
-from ps_wire.snapshot.store import SnapshotStore
+from ps_wire.snapshot.store import AHEAD, MAX_NUMBER, SnapshotStore, number_of
 from ps_wire.spec.table import Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
 from ps_wire.v1 import spec_pb2
 from tests.until import LIMIT_S
@@ -104,6 +104,58 @@ def test_only_the_last_ones_are_kept_and_what_never_became_one_goes(store):
     store.write(JOB, under_way, "file-0", [b"abc"])
     assert store.keep_last(JOB, 2) == names[:2]
     assert store._all(JOB) == [*names[2:], under_way]
+
+
+def test_one_that_is_brought_stays_and_is_the_newest_while_others_are_taken(store):
+    write(store, 1, b"abc")
+    given_up = store.name_to_bring(JOB)
+    store.write(JOB, given_up, OF_ONE, [b"abc"])
+    brought = store.name_to_bring(JOB)
+    assert brought > given_up
+    store.write(JOB, brought, OF_ONE, [b"abc"])
+    taken = [write(store, 1, b"abc") for _ in range(3)]
+    assert taken == sorted(taken)
+    assert taken[-1] < given_up
+    store.keep_last(JOB, 1)
+    assert store._all(JOB) == [taken[-1], given_up, brought]
+    store.complete(JOB, brought, replace(store.manifest(JOB, taken[-1]), number=number_of(brought)))
+    assert store.names(JOB) == [taken[-1], brought]
+    behind = write(store, 1, b"abc")
+    assert number_of(behind) == number_of(brought) + 1
+    assert store.keep_last(JOB, 1) == [taken[-1], brought]
+    assert store._all(JOB) == [behind]  # what was given up has gone
+
+
+def test_one_that_is_brought_stays_the_newest_behind_one_that_was_given_up_long_ago(store):
+    """Each has all the room ahead."""
+    write(store, 1, b"abc")
+    store.write(JOB, store.name_to_bring(JOB), OF_ONE, [b"abc"])
+    taken = write(store, 1, b"abc")
+    assert number_of(store.name_to_bring(JOB)) == number_of(taken) + AHEAD
+
+
+def test_one_that_is_brought_is_behind_what_the_dropped_job_had(store):
+    store.drop(JOB)
+    assert number_of(store.name_to_bring(JOB)) == AHEAD
+    write(store, 1, b"abc")
+    store.write(JOB, brought := store.name_to_bring(JOB), OF_ONE, [b"abc"])
+    store.drop(JOB)
+    store.delete(JOB, brought)
+    assert number_of(store.name_to_bring(JOB)) == store.dropped(JOB) + 1
+    assert number_of(store.new_name(JOB)) == store.dropped(JOB) + 1
+
+
+def test_behind_the_last_number_there_is_no_other(store):
+    name = write(store, 1, b"abc")
+    last = f"{MAX_NUMBER}-00000000"
+    store.complete(JOB, last, store.manifest(JOB, name))
+    for named in (store.new_name, store.name_to_bring):
+        with pytest.raises(SnapshotFailed, match=f"end at {MAX_NUMBER}, and .*j has come there"):
+            named(JOB)
+    store.delete(JOB, last)
+    assert number_of(store.new_name(JOB)) == 2
+    store.complete(JOB, f"{MAX_NUMBER - 1}-00000000", store.manifest(JOB, name))
+    assert store.new_name(JOB).startswith(f"{MAX_NUMBER}-")
 
 
 @pytest.mark.parametrize(
