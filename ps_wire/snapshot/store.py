@@ -240,16 +240,18 @@ class SnapshotStore:
             raise SnapshotFailed(f"it could not be read again: {error}") from None
         self.write(job, name, MANIFEST, [text])
 
-    def keep_last(self, job: str, count: int) -> list[str]:
-        """Deletes all complete snapshots but the last `count`, and older ones that never became complete.
+    def keep_last(self, job: str, count: int, until: str) -> list[str]:
+        """Deletes what is older than the last `count` complete snapshots, `until` being the newest of them.
+
+        What is newer was brought meanwhile, or is being brought.
 
         Returns:
-            Names of complete ones that were deleted.
+            Names of complete ones that were deleted; others had been given up.
 
         Raises:
             SnapshotFailed: one cannot be deleted.
         """
-        complete = self.names(job)
+        complete = [name for name in self.names(job) if name <= until]
         kept, gone = complete[-count:], complete[:-count]
         unfinished = [name for name in self._all(job) if name not in complete and kept and name < kept[-1]]
         for name in [*gone, *unfinished]:

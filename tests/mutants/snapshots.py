@@ -626,4 +626,11 @@ MUTANTS = (
         fault="        if False:\n",
         tests=(STORES,),
     ),
+    Mutant(
+        name="store: one that has just come counts for those that are kept",
+        file=STORE,
+        text="        complete = [name for name in self.names(job) if name <= until]\n",
+        fault="        complete = self.names(job)\n",
+        tests=(STORES,),
+    ),
 )

@@ -372,7 +372,8 @@ class SnapshotAttempt:
                 await self._on_storage(self._store.delete, self._job.name, self._name)
             return
         try:
-            for name in await self._on_storage(self._store.keep_last, self._job.name, self._keep):
+            keep_last = partial(self._store.keep_last, self._job.name, self._keep, self._name)
+            for name in await self._on_storage(keep_last):
                 logger.info("job %s: snapshot %s deleted", self._job.name, name)
         except PsError as error:
             logger.warning("job %s: %s", self._job.name, error)

@@ -91,7 +91,7 @@ class ShardSnapshots:
             self.store.manifest(job, snapshot)
         except SnapshotMissing:
             self.store.complete(job, snapshot, parse(manifest, MANIFEST, job))
-            for name in self.store.keep_last(job, keep):
+            for name in self.store.keep_last(job, keep, snapshot):
                 logger.info("job %s: snapshot %s deleted", job, name)
 
     @contextmanager

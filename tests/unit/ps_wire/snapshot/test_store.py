@@ -102,27 +102,28 @@ def test_only_the_last_ones_are_kept_and_what_never_became_one_goes(store):
     names = [write(store, number, b"abc") for number in range(4)]
     under_way = store.new_name(JOB)
     store.write(JOB, under_way, "file-0", [b"abc"])
-    assert store.keep_last(JOB, 2) == names[:2]
+    assert store.keep_last(JOB, 2, names[-1]) == names[:2]
     assert store._all(JOB) == [*names[2:], under_way]
 
 
 def test_one_that_is_brought_stays_and_is_the_newest_while_others_are_taken(store):
-    write(store, 1, b"abc")
+    before = write(store, 1, b"abc")
     given_up = store.name_to_bring(JOB)
     store.write(JOB, given_up, OF_ONE, [b"abc"])
     brought = store.name_to_bring(JOB)
-    assert brought > given_up
+    assert number_of(brought) == number_of(given_up) + 1
     store.write(JOB, brought, OF_ONE, [b"abc"])
-    taken = [write(store, 1, b"abc") for _ in range(3)]
+    taken = [before, *(write(store, 1, b"abc") for _ in range(3))]
     assert taken == sorted(taken)
     assert taken[-1] < given_up
-    store.keep_last(JOB, 1)
+    assert store.keep_last(JOB, 1, taken[-1]) == taken[:-1]
     assert store._all(JOB) == [taken[-1], given_up, brought]
     store.complete(JOB, brought, replace(store.manifest(JOB, taken[-1]), number=number_of(brought)))
     assert store.names(JOB) == [taken[-1], brought]
+    assert store.keep_last(JOB, 1, taken[-1]) == []  # it was under way when the other one came
     behind = write(store, 1, b"abc")
     assert number_of(behind) == number_of(brought) + 1
-    assert store.keep_last(JOB, 1) == [taken[-1], brought]
+    assert store.keep_last(JOB, 1, behind) == [taken[-1], brought]
     assert store._all(JOB) == [behind]  # what was given up has gone
 
 
@@ -328,7 +329,7 @@ def writes(number):
     files = tuple(store.write("j", name, shard_file(k, 2), parts) for k in range(2))
     store.complete("j", name, Manifest(number=number, created="", generation=1, job=JOB, num_shards=2,
                                        tables=(TABLE,), clocks={}, files=files))
-    store.keep_last("j", 2)
+    store.keep_last("j", 2, name)
 
 def dies_at(point):
     '''Kills this process at the n-th of the things that a writer asks of the system.'''
