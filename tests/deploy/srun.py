@@ -24,6 +24,7 @@ def srun(words: list[str]) -> int:
     """Starts the tasks, and ends with the largest code of all.
 
     As Slurm's does, it passes SIGUSR1 on to all processes of each task; at SIGTERM it ends them with SIGKILL.
+    With STORM it passes the first SIGUSR1 on again and again until they have ended: one comes at any moment.
     """
     options = [*takewhile(lambda word: word.startswith("--"), words)]
     command = words[len(options) :]
@@ -38,6 +39,9 @@ def srun(words: list[str]) -> int:
             number = came.get()
             for handle in handles:
                 handle.send_group(signal.SIGKILL if number == signal.SIGTERM else number)
+            while number == signal.SIGUSR1 and os.environ.get("STORM"):
+                for handle in handles:
+                    handle.send_group(number)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda it, _: came.put(it))
@@ -53,6 +57,8 @@ def srun(words: list[str]) -> int:
         handles.append(ProcessHandle(tasks[-1].pid))
     threading.Thread(target=pass_on, daemon=True).start()  # what came before is there
     codes = [task.wait() for task in tasks]
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # else, as Python ends, they are what they were before
+        signal.signal(number, signal.SIG_IGN)
     return max(SIGNALLED - code if code < 0 else code for code in codes)
 
 

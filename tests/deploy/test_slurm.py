@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 
 from ps_lab.cluster.cluster import command_path
 from ps_lab.cluster.ports import free_ports
+from ps_lab.cluster.process_handle import ProcessHandle
 from tests.integration.processes import ENVIRONMENT, Process
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from .manifests import DEPLOY, ROOT
 from .scenarios import steps_of
@@ -196,6 +198,38 @@ def test_workers_are_stopped_before_servers_and_what_they_have_started_is_left_t
     assert "told twice" not in ended.text
     assert "a server" not in ended.text
     assert stand_ins.requeued.exists() == again
+
+
+def test_a_signal_that_comes_just_as_a_task_has_ended_is_not_how_it_ended(stand_ins: Slurm):
+    """Slurm passes them on as they come, and each breaks off what a shell waits for."""
+    ended = stand_ins.submit("x.py", STOPPED="75", STORM="1")
+    until(lambda: len([*stand_ins.standing.glob("waits-*")]) == 4 or ended.is_over, "all run")
+
+    def told_again() -> bool:
+        for _ in range(100):
+            ended.signal(signal.SIGUSR1)
+        return ended.is_over
+
+    until(told_again, "it ends")
+    assert ended.wait_end() == 75, ended.text
+    assert "told twice" not in ended.text
+    assert "a server" not in ended.text
+    assert stand_ins.requeued.read_text() == "requeue 7\n"
+
+
+def test_what_a_batch_script_waits_for_has_its_code_whatever_comes_meanwhile():
+    (code_of,) = re.findall(r"^code_of\(\) \{\n.*?^\}\n", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
+    lines = ["set -u", code_of, "trap 'came=1; echo came' USR1", "(read -r _; exit 75) <&0 &", "echo ready"]
+    command = ["bash", "-c", "\n".join([*lines, "code_of $!", "echo code $code"])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        handle = ProcessHandle(shell.pid)
+        for said in ("ready\n", "came\n", "came\n"):
+            assert shell.stdout.readline() == said
+            handle.send(signal.SIGUSR1)
+        handle.close()
+        rest, _ = shell.communicate("go on\n", LIMIT_S)
+    assert rest.endswith("code 75\n")
 
 
 @pytest.mark.parametrize(

@@ -208,9 +208,23 @@ MUTANTS = (
     Mutant(
         name="slurm: a worker is told twice to stop, and ends at once",
         file=BATCH,
-        text='    trap "trap : USR1; kill -TERM $child" USR1\n',
-        fault='    trap "kill -TERM $child" USR1\n',
+        text='trap "kill -TERM $child; exit" USR1',
+        fault='trap "kill -TERM $child" USR1',
         tests=(STOPPED,),
+    ),
+    Mutant(
+        name="slurm: what breaks off a task's wait is how it ended",
+        file=BATCH,
+        text='    wait "$child"\n    code=$?\n',
+        fault='    trap : USR1\n    wait "$child"\n    code=$?\n',
+        tests=(f"{OF_BATCH}::test_a_signal_that_comes_just_as_a_task_has_ended_is_not_how_it_ended",),
+    ),
+    Mutant(
+        name="slurm: what breaks off the batch script's wait is how the workers ended",
+        file=BATCH,
+        text='while came=; wait "$1"; wait "$1"; code=$?; [ -n "$came" ]; do :; done',
+        fault='wait "$1"; code=$?',
+        tests=(f"{OF_BATCH}::test_what_a_batch_script_waits_for_has_its_code_whatever_comes_meanwhile",),
     ),
     Mutant(
         name="slurm: a job that was cancelled begins again",
@@ -229,8 +243,8 @@ MUTANTS = (
     Mutant(
         name="slurm: what is stopped as its time is over was cancelled",
         file=BATCH,
-        text="""trap '[ -n "$over" ] || cancelled=1' TERM""",
-        fault="trap cancelled=1 TERM",
+        text="""trap 'came=1; [ -n "$over" ] || cancelled=1' TERM""",
+        fault="trap 'came=1; cancelled=1' TERM",
         tests=(STOPPED,),
     ),
     Mutant(
