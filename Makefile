@@ -60,7 +60,7 @@ free-threaded: .venv-free/installed
 endif
 
 .venv-free/installed:
-	$(PYTHON_FREE) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet numpy protobuf hypothesis pytest pytest-asyncio pytest-randomly pytest-timeout && touch $@
+	$(PYTHON_FREE) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --only-binary numpy,hypothesis numpy protobuf hypothesis pytest pytest-asyncio pytest-randomly pytest-timeout && touch $@
 
 # Deliberate faults, one after the other; what no test sees is said.
 mutants: $(VENV)/installed-test

@@ -13,12 +13,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
 from ps_server.log import logger
 from ps_server.rpc import pieces
 from ps_wire.access.status import code_of, metadata_of
 from ps_wire.errors import FrameMalformed, FrameTooLarge, InternalError, PsError
+from ps_wire.frames.messages import NO_MESSAGE
 from ps_wire.text import one_line
 
 MAX_DETAILS = 1000  # characters: a client takes no more than 8 KiB of metadata
@@ -65,7 +65,7 @@ def _parsing(deserialize: Callable[[bytes], Any], method: str) -> _Parse:
             raise FrameTooLarge(f"{method}: {len(data)} bytes, at most {MAX_REQUEST_BYTES} are taken")
         try:
             return await pieces.parse(deserialize, data)
-        except DecodeError as error:
+        except NO_MESSAGE as error:
             raise FrameMalformed(f"{method}: {len(data)} bytes that are no such message: {error}") from None
 
     return parse

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from ps_server.rpc.greeting import Greeting
+from ps_wire.frames.messages import NO_MESSAGE
 
 MAX_READING = 16  # calls whose name has not come; each may hold a message of 16 MiB
 READ_LIMIT_S = 5.0
@@ -97,7 +97,7 @@ class Health:
             )
         try:
             return str(health_pb2.HealthCheckRequest.FromString(data).service)
-        except DecodeError:
+        except NO_MESSAGE:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no HealthCheckRequest")
         raise AssertionError  # abort raises
 

@@ -33,7 +33,7 @@ async def parse(deserialize: Callable[[bytes], Message], data: bytes) -> Message
     """The message; of one that is large, piece by piece.
 
     Raises:
-        DecodeError: it is no such message.
+        NO_MESSAGE: it is no such message.
         FrameTooLarge: it has more fields, or more numbers, than any may have.
     """
     if len(data) <= AT_ONCE_BYTES:

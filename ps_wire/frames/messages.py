@@ -23,6 +23,8 @@ from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as coordinator
 from ps_wire.v1 import spec_pb2 as spec
 
+# What protobuf raises for bytes that are no message: the second where it is in Python, for text that is none.
+NO_MESSAGE = (DecodeError, UnicodeDecodeError)
 MAX_COUNT = (1 << 64) - 1
 STATE_PART_BYTES = 1 << 20
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -43,7 +45,7 @@ def parse_message(cls: type[AnyMessage], data: bytes) -> AnyMessage:
     message = cls()
     try:
         message.ParseFromString(data)
-    except DecodeError as error:
+    except NO_MESSAGE as error:
         raise FrameMalformed(f"not a {cls.__name__}: {error}") from None
     return message
 

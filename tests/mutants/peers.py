@@ -135,9 +135,16 @@ MUTANTS = (
     Mutant(
         name="bytes that are no message are a bug of ours",
         file="ps_server/rpc/errors.py",
-        text="        except DecodeError as error:",
+        text="        except NO_MESSAGE as error:",
         fault="        except AssertionError as error:",
         tests=("tests/security/test_control.py::test_bytes_that_are_no_message_are_the_callers_error",),
+    ),
+    Mutant(
+        name="text that is no UTF-8 is a bug of ours where protobuf is in Python",
+        file="ps_wire/frames/messages.py",
+        text="NO_MESSAGE = (DecodeError, UnicodeDecodeError)",
+        fault="NO_MESSAGE = (DecodeError,)",
+        tests=("tests/unit/ps_wire/frames/test_messages.py", "tests/security/test_strangers.py"),
     ),
     Mutant(
         name="a name that does not come is waited for",

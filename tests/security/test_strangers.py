@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -65,6 +66,27 @@ def test_a_name_of_megabytes_is_refused(server: Cluster, call: str):
         with pytest.raises(grpc.RpcError) as raised:
             list([method(health_pb2.HealthCheckRequest(service="x" * (15 << 20)), timeout=LIMIT_S)][0])
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def of_python(data: bytes) -> str:
+    """As the message's `FromString` in protobuf's Python implementation."""
+    return data.decode()
+
+
+@pytest.mark.parametrize("parse", [None, of_python], ids=["this protobuf", "protobuf in Python"])
+def test_a_name_that_is_no_text_is_refused(
+    server: Cluster, parse: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    if parse is not None:
+        monkeypatch.setattr(health.health_pb2, "HealthCheckRequest", SimpleNamespace(FromString=parse))
+    with (
+        grpc.insecure_channel(server.servers, options=CLIENT) as channel,
+        pytest.raises(grpc.RpcError) as raised,
+    ):
+        channel.unary_unary(CHECK)(b"\x0a\x01\xff", timeout=LIMIT_S)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.details() == "this is no HealthCheckRequest"
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_few_calls_watch_and_the_oldest_goes_for_a_newcomer(server: Cluster):

@@ -9,7 +9,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from ps_server.rpc.errors import MAX_REQUEST_BYTES, ErrorInterceptor
+from ps_server.rpc.errors import MAX_REQUEST_BYTES, ErrorInterceptor, _parsing
+from ps_wire.errors import FrameMalformed
 from ps_wire.v1 import coordinator_pb2 as pb
 
 
@@ -49,6 +50,13 @@ async def test_a_stream_of_a_server_that_has_stopped_is_at_its_end(
     else:
         assert [reply async for reply in wrapped.stream_stream(messages(), None)] == [1]
     assert caplog.text == ""
+
+
+async def test_text_that_is_no_utf_8_is_refused_whichever_protobuf_is_installed() -> None:
+    """Its Python implementation raises what `bytes.decode` does."""
+    parse = _parsing(lambda data: data.decode(), "/service/Share")
+    with pytest.raises(FrameMalformed, match="/service/Share: 1 bytes that are no such message"):
+        await parse(b"\xff")
 
 
 @pytest.mark.parametrize(("name", "taken"), [("Share", False), ("Read", False), ("Member", True)])

@@ -136,6 +136,17 @@ def test_bytes_that_are_no_message_are_refused(data):
         messages.parse_message(spec.Table, data)
 
 
+def test_text_that_is_no_utf_8_is_refused_whichever_protobuf_is_installed():
+    """Its Python implementation raises what `bytes.decode` does."""
+
+    class Table:
+        def ParseFromString(self, data: bytes) -> None:  # noqa: N802 - protobuf's name
+            data.decode()
+
+    with pytest.raises(FrameMalformed, match="not a Table"):
+        messages.parse_message(Table, b"\xff")
+
+
 @given(st.binary(max_size=60))
 def test_no_bytes_raise_anything_but_the_named_errors(data):
     """Whatever a peer sends is a table or raises an error of ours."""
