@@ -145,17 +145,16 @@ def test_a_worker_with_another_model_ends_with_78(cluster: Servers, spawn: Start
         "    worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
     )
     options = ("ps-worker", "--servers", cluster.option, "--job", fresh_job(), "--num-workers", "2")
-    first = spawn(*options, "--worker", "0", str(script), "4", PS_START_LIMIT="1")
-    first.wait_line("waiting for worker 1 to join")
+    first = spawn(*options, "--worker", "0", str(script), "4")
+    first.wait_line(
+        "waiting for worker 1 to join"
+    )  # as long as it takes: who has joined says what the job has
     code, line = ended(spawn(*options, "--worker", "1", str(script), "5"))
     assert code == 78
     assert line == (
         "ps-worker: TableMismatch: table 0 of this job differs: shape of parameter 'weight': "
         "the job has (4, 3), this worker has (5, 3)"
     )
-    code, line = ended(first)
-    assert code == 69
-    assert "did not start within 1 s (PS_START_LIMIT); waiting for worker 1 to" in line
 
 
 def test_a_job_over_the_memory_limit_is_refused(single: Servers) -> None:
