@@ -97,6 +97,6 @@ def spawn(zygote: Zygote) -> Iterator[Start]:
 
     yield begin
     for process in started:
-        running = not process.is_over
+        end = process.end if process.is_over else f"{process.name} was killed when the test ended"
+        print(f"--- {end}\n{process.text}")
         process.kill()
-        print(f"--- {process.end}{', by the end of the test' if running else ''}\n{process.text}")

@@ -70,7 +70,7 @@ def restore(
                 progress.bytes += record.bytes
                 yield progress
     text = manifest.text().encode()
-    for address in servers:
+    for address in reversed(servers):  # the coordinator's last: with that the job has a newer snapshot
         with calling(address, access) as channel:
             _put(ShardStub(channel), place, MANIFEST, sha256(text).hexdigest(), [text], access)
     progress.phase = "restoring"

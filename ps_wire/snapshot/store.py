@@ -73,8 +73,19 @@ class SnapshotStore:
         return sorted(name for name in self._folders(self._root) if not name.startswith("."))
 
     def names(self, job: str) -> list[str]:
-        """Names of a job's snapshots that have a manifest, the oldest first."""
-        return [name for name in self._all(job) if self._files.exists(self._path(job, name, MANIFEST))]
+        """Names of a job's snapshots that have a manifest, the oldest first. Raises `SnapshotFailed`."""
+        return [name for name in self._all(job) if self._has_manifest(job, name)]
+
+    def _has_manifest(self, job: str, name: str) -> bool:
+        """Storage that does not answer is no "no": a whole snapshot would count as one that was given up."""
+        try:
+            self._files.info(self._path(job, name, MANIFEST))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except Exception as error:
+            where = self.where(job, name, MANIFEST)
+            raise SnapshotFailed(f"cannot look for {where}: {why(error)}") from error
+        return True
 
     def _all(self, job: str) -> list[str]:
         return sorted(name for name in self._folders(self._path(job)) if NAME.fullmatch(name))
@@ -97,19 +108,22 @@ class SnapshotStore:
         Raises:
             SnapshotFailed: there is no number left.
         """
-        return self._name(job, max(_newest(self.names(job)), self.dropped(job)) + 1)
+        return self._name(job, self._last(job) + 1)
 
     def name_to_bring(self, job: str) -> str:
         """A name for a snapshot that comes from elsewhere, behind all that are there.
 
-        It is so far ahead that nothing the servers take meanwhile is newer: the job goes back to it however
-        long it is on its way, and `keep_last` does not take it for one that was given up.
+        Nothing is newer of what the servers take meanwhile, up to `AHEAD` of them: the job goes back to it
+        however long it is on its way, and `keep_last` does not take it for one that was given up.
 
         Raises:
             SnapshotFailed: as `new_name`.
         """
-        ahead = _newest(self.names(job)) + AHEAD
-        return self._name(job, max(_newest(self._all(job)) + 1, self.dropped(job) + 1, ahead))
+        return self._name(job, max(_newest(self._all(job)) + 1, self._last(job) + AHEAD))
+
+    def _last(self, job: str) -> int:
+        """The number behind which the servers' next one is."""
+        return max(_newest(self.names(job)), self.dropped(job))
 
     def _name(self, job: str, number: int) -> str:
         if number > MAX_NUMBER:

@@ -135,15 +135,34 @@ def test_one_that_is_brought_stays_the_newest_behind_one_that_was_given_up_long_
     assert number_of(store.name_to_bring(JOB)) == number_of(taken) + AHEAD
 
 
-def test_one_that_is_brought_is_behind_what_the_dropped_job_had(store):
+def test_one_that_is_brought_has_its_room_behind_what_the_dropped_job_had(store):
     store.drop(JOB)
     assert number_of(store.name_to_bring(JOB)) == AHEAD
     write(store, 1, b"abc")
-    store.write(JOB, brought := store.name_to_bring(JOB), OF_ONE, [b"abc"])
+    store.write(JOB, given_up := store.name_to_bring(JOB), OF_ONE, [b"abc"])
     store.drop(JOB)
-    store.delete(JOB, brought)
-    assert number_of(store.name_to_bring(JOB)) == store.dropped(JOB) + 1
-    assert number_of(store.new_name(JOB)) == store.dropped(JOB) + 1
+    assert store.dropped(JOB) == number_of(given_up)
+    for _ in range(2):  # also where what the mark is of has gone
+        assert number_of(store.new_name(JOB)) == store.dropped(JOB) + 1
+        assert number_of(store.name_to_bring(JOB)) == store.dropped(JOB) + AHEAD
+        store.delete(JOB, given_up)
+
+
+def test_where_storage_does_not_answer_no_snapshot_counts_as_given_up(tmp_path, monkeypatch):
+    store = SnapshotStore(str(tmp_path))
+    names = [write(store, number, b"abc") for number in range(3)]
+    info = type(store._files).info
+
+    def broken(files, path, **options):
+        if str(path).endswith(f"{names[1]}/{MANIFEST}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return info(files, path, **options)
+
+    monkeypatch.setattr(type(store._files), "info", broken)
+    for ask in (store.names, store.new_name, lambda job: store.keep_last(job, 1, names[2])):
+        with pytest.raises(SnapshotFailed, match=f"cannot look for .*{names[1]}/{MANIFEST}: .*output error"):
+            ask(JOB)
+    assert store._all(JOB) == names
 
 
 def test_behind_the_last_number_there_is_no_other(store):
