@@ -38,6 +38,7 @@ from ps_wire.errors import (
     PsError,
     RestoredTooOften,
     ServerNotReady,
+    SnapshotFailed,
     SnapshotMismatch,
     SnapshotMissing,
     SnapshotUnusable,
@@ -293,12 +294,17 @@ class Recovery:
             logger.warning("job %s: %s", name, error)
             self._pending.add(name)
             await asyncio.sleep(AGAIN_S)
+        except SnapshotFailed as error:  # storage does not answer: what is there is not lost for that
+            self._complain(name, "cannot go back: %s; trying again", error)
+            self._pending.add(name)
+            await asyncio.sleep(LIST_AGAIN_S)
 
     async def _take_back(self, name: str, runner: JobRunner | None) -> None:
         """To the newest snapshot that can be used; without one, the job ends.
 
         Raises:
             ServerNotReady: a shard has gone.
+            SnapshotFailed: it is not known which there are.
         """
         snapshots = self._saved(name)
         elsewhere: SnapshotUnusable | None = None

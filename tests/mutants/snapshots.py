@@ -30,6 +30,7 @@ CUTS = "tests/unit/ps_server/shard/partition/test_cut.py"
 SNAPSHOT_CUTS = "tests/unit/ps_server/agreement/test_cut_points.py"
 STORES = "tests/unit/ps_wire/snapshot/test_store.py"
 SNAPSHOTS = "tests/component/snapshots/test_snapshots.py"
+ROLLBACK = "tests/component/snapshots/test_rollback.py"
 BROUGHT = "tests/component/snapshots/test_snapshot_places.py"
 LAW_15 = "tests/component/snapshots/test_law_15.py"
 TABLE_STATE = "tests/unit/ps_server/shard/state/test_table_state.py"
@@ -639,5 +640,12 @@ MUTANTS = (
         text='            raise SnapshotFailed(f"cannot look for {where}: {why(error)}") from error\n',
         fault="            return False\n",
         tests=(STORES,),
+    ),
+    Mutant(
+        name="recovery: a job is lost where storage does not answer",
+        file=RECOVERY,
+        text="        except SnapshotFailed as error:  # storage does not answer",
+        fault="        except AssertionError as error:  # storage does not answer",
+        tests=(f"{ROLLBACK}::test_a_job_waits_for_storage_that_does_not_answer_and_then_goes_back",),
     ),
 )

@@ -16,13 +16,14 @@ import torch
 
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
+from ps_server.coordinator import recovery
 from ps_server.shard import hand_off, hand_off_file
 from ps_server.shard.hand_off_file import HandOffFile
 from ps_server.shard.job import ShardJob
 from ps_server.shard.transport.session import Session
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import dial
-from ps_wire.errors import JobUnknown
+from ps_wire.errors import JobUnknown, SnapshotFailed
 from ps_wire.snapshot import store as snapshot_store
 from ps_wire.snapshot.manifest import MANIFEST
 from ps_wire.snapshot.store import SnapshotStore
@@ -265,6 +266,35 @@ def test_a_snapshot_that_is_damaged_after_it_was_used_gives_way_to_the_one_befor
         assert table.step == 2
     assert f"snapshot {newest} cannot be used" in caplog.text
     assert "its checksum differs" in caplog.text
+
+
+def test_a_job_waits_for_storage_that_does_not_answer_and_then_goes_back(
+    durable, tmp_path, monkeypatch, caplog
+):
+    """It is not lost for that, and does not begin anew."""
+    job, failed, manifest = fresh_name(), [], SnapshotStore.manifest
+
+    def broken(self: SnapshotStore, *which: str) -> object:
+        if len(failed) < 2:
+            failed.append(which)
+            raise SnapshotFailed("cannot read it: Stale file handle")
+        return manifest(self, *which)
+
+    with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
+        table = table_of(worker)
+        step(table, 0)
+        save(durable, str(tmp_path / "snapshots"), job, {0: pack({})})
+        step(table, 0)
+        monkeypatch.setattr(recovery, "LIST_AGAIN_S", 0.05)
+        monkeypatch.setattr(SnapshotStore, "manifest", broken)
+        durable.kill(1)
+        durable.start_again(1)
+        with pytest.raises(ps.RolledBack) as error:
+            step(table, 0)
+        assert error.value.step == table.step == 1
+        step(table, 0)
+    assert len(failed) == 2
+    assert "cannot go back: cannot read it: Stale file handle; trying again" in caplog.text
 
 
 def test_no_snapshot_of_one_job_does_anything_to_another(durable, tmp_path):
