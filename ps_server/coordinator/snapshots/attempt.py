@@ -372,11 +372,11 @@ class SnapshotAttempt:
                 await self._on_storage(self._store.delete, self._job.name, self._name)
             return
         try:
-            keep_last = partial(self._store.keep_last, self._job.name, self._keep, self._name)
-            for name in await self._on_storage(keep_last):
-                logger.info("job %s: snapshot %s deleted", self._job.name, name)
+            job, keep_last = self._job.name, self._store.keep_last
+            for name in await self._on_storage(keep_last, job, self._keep, self._name):
+                logger.info("job %s: snapshot %s deleted", job, name)
         except PsError as error:
-            logger.warning("job %s: %s", self._job.name, error)
+            logger.warning("job %s: %s", job, error)
 
 
 def _merged(counts: list[dict[str, Any]]) -> dict[str, Any]:
