@@ -439,6 +439,10 @@ class Steps:
         """See `LinkListener`."""
         return self.data.arrived
 
+    def is_undone(self) -> bool:
+        """See `LinkListener`."""
+        return self.link.rejoiner.undone or self.data.is_undone
+
     def clocks(self) -> dict[int, int]:
         """Table -> the step that is under way or comes next."""
         return {table: clock for owner in self._all for table, clock in owner.clocks.items()}
@@ -464,6 +468,13 @@ class Steps:
             owner.fall_behind(behind.get(next(iter(owner.clocks)), 0) if at.loaders else 0)
         steps = {table: step - behind.get(table, 0) for table, step in mine.items()}
         self.link.note_taken(replace(at, steps=steps, clocks=mine))
+
+    def stop_job(self, reason: str) -> int:
+        """See `Worker.stop_job`."""
+        if not self.link.ended and (closed := self.closed()) is not None:
+            raise UsageError(closed)
+        reply = self.link.stop_job(reason)  # all workers hear of it, and why: this one, too
+        return self.data.newest_epoch if reply is None else int(reply.last)
 
     # -- calls that all workers make -------------------------------------------------------------------
 

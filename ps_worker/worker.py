@@ -515,20 +515,21 @@ class Worker:
         The loops over `worker.epochs` of all end after it, and loaders hand out nothing of a later one; then
         the scripts go on behind their loops, and finish. Who is behind trains to that epoch's end. Any
         worker may call it, in the middle of an epoch, too, and several may: the first one counts. Where the
-        job has ended meanwhile, as for a worker that was evicted and comes back, it changes nothing.
+        job has ended meanwhile, as for a worker that was evicted and comes back, it changes nothing. Neither
+        does it where this worker was sent elsewhere, as when the job goes back to a snapshot, until its
+        script goes there: what has led to the decision is undone, and comes again if it holds.
 
         Args:
             reason: which all are told, in one line.
 
         Returns:
-            The last epoch.
+            The last epoch; where it changes nothing, the newest that is known here.
 
         Raises:
-            UsageError: the worker has left or finished.
+            UsageError: the worker has left or finished, or another thread is inside.
         """
-        if not self._link.ended and (closed := self._steps.closed()) is not None:
-            raise UsageError(closed)
-        return int(self._link.stop_job(reason).last)  # all workers hear of it, and why: this one, too
+        with self._steps.inside:
+            return self._steps.stop_job(reason)
 
     # -- calls that all workers make -------------------------------------------------------------------
 

@@ -308,6 +308,16 @@ class ScriptData:
         """Whether the script's loop has yet to begin the epoch that it was sent to, or to begin it again."""
         return self._back_to is not None
 
+    @property
+    def is_undone(self) -> bool:
+        """Whether it is in or behind a loop, and has yet to go where it was sent: what it does is void."""
+        return self._back_to is not None and self._stop > 0
+
+    @property
+    def newest_epoch(self) -> int:
+        """The epoch that the script's loop is in, or was in last; 0 where it was in none."""
+        return max(self._stop - 1, 0) if self._epoch is None else self._epoch
+
     # -- what a loader tells ---------------------------------------------------------------------------
 
     @property

@@ -359,9 +359,18 @@ class JobLink:
                 if not self._listener.arrived():  # else the job would have an epoch that nobody begins
                     return pb.EpochReply()
 
-    def stop_job(self, reason: str) -> pb.EpochReply:
-        """Ends the job for all after the same epoch; see `begin_epoch` for errors."""
-        return self._again(lambda: self.presence.calls.stop_job(reason))
+    def stop_job(self, reason: str) -> pb.EpochReply | None:
+        """Ends the job for all after the same epoch; see `begin_epoch` for errors.
+
+        Returns:
+            None: what has led to that is undone, perhaps meanwhile, and the job goes on.
+        """
+        while not self._listener.is_undone():
+            try:
+                return self.presence.calls.stop_job(reason)
+            except Evicted as error:
+                self.rejoiner.refused(error)
+        return None
 
     def collect(self, request: pb.CollectRequest, limit_s: float) -> pb.CollectReply | None:
         """A call that all workers make together; see `CoordinatorCalls.collect` for errors.

@@ -35,6 +35,9 @@ class LinkListener(Protocol):
     def arrived(self) -> bool:
         """Whether the script is where it was sent."""
 
+    def is_undone(self) -> bool:
+        """Whether the script does what is undone: it was sent elsewhere, and has not gone there yet."""
+
     def dropping(self) -> bool:
         """Whether the script is still busy with a batch that it had before it was sent elsewhere."""
 

@@ -12,6 +12,7 @@ RESUME = "tests/component/snapshots/test_resume.py"
 COMES_AGAIN = f"{LOOPS}::test_who_comes_again_goes_on_in_the_loop_in_which_the_job_is"
 BEHIND = f"{LOOPS}::test_who_comes_while_the_others_are_behind_a_loop_goes_on_there_and_makes_their_calls"
 GOES_BACK = f"{LOOPS}::test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot"
+UNDONE = f"{LOOPS}::test_a_decision_to_stop_that_is_undone_with_its_steps_stops_nothing"
 ROUNDS = "tests/unit/ps_worker/membership/test_round_barrier.py"
 
 MUTANTS = (
@@ -47,6 +48,52 @@ MUTANTS = (
         text="            if trains:  # else nobody else takes them, and who comes late has its own\n",
         fault="            if True:\n",
         tests=(f"{BOOK_TESTS}::test_the_share_of_one_who_is_awaited_is_kept_where_no_step_is_made",),
+    ),
+    Mutant(
+        name="again: a decision to stop that is undone with its steps stops the job where it went back to",
+        file="ps_worker/job/job_link.py",
+        text="        while not self._listener.is_undone():\n",
+        fault="        while True:\n",
+        tests=(UNDONE,),
+    ),
+    Mutant(
+        name="again: a decision to stop counts until the script has heard that steps are undone",
+        file="ps_worker/steps.py",
+        text="        return self.link.rejoiner.undone or self.data.is_undone\n",
+        fault="        return self.data.is_undone\n",
+        tests=(f"{LOOPS}::test_where_no_loop_of_ours_goes_back_an_undone_decision_to_stop_stops_nothing",),
+    ),
+    Mutant(
+        name="again: a decision to stop counts when the script has heard that steps are undone",
+        file="ps_worker/steps.py",
+        text="        return self.link.rejoiner.undone or self.data.is_undone\n",
+        fault="        return self.link.rejoiner.undone\n",
+        tests=(UNDONE,),
+    ),
+    Mutant(
+        name="again: who comes to a job that has begun cannot stop it before its loop",
+        file=DATA,
+        text="        return self._back_to is not None and self._stop > 0\n",
+        fault="        return self._back_to is not None\n",
+        tests=(
+            "tests/component/members/test_stop_job.py::test_who_comes_again_may_stop_the_job_before_its_loop",
+        ),
+    ),
+    Mutant(
+        name="again: a job that went back has begun no epoch, for a person who stops it",
+        file="ps_server/coordinator/jobs/job.py",
+        text="        self._forget_loops(saved.shares)\n",
+        fault="        self._forget_loops()\n",
+        tests=(f"{LOOPS}::test_a_job_that_is_stopped_as_it_goes_back_ends_behind_the_epoch_of_its_snapshot",),
+    ),
+    Mutant(
+        name="again: an epoch that a worker asked for and has used nothing of counts as begun, in a snapshot",
+        file="ps_server/coordinator/jobs/job.py",
+        text="for it in shares if it.trains and it.used)",
+        fault="for it in shares if it.trains)",
+        tests=(
+            "tests/unit/ps_server/coordinator/test_rolled_back.py::test_who_is_stopped_ends_after_the_newest_epoch_of_which_the_snapshot_has_steps",
+        ),
     ),
     Mutant(
         name="again: each loop over epochs has numbers from its start",

@@ -114,8 +114,8 @@ MUTANTS = (
     ),
     Mutant(
         name="resume3: who comes back when its job has ended may not stop it",
-        file="ps_worker/worker.py",
-        text="        if not self._link.ended and (closed",
+        file="ps_worker/steps.py",
+        text="        if not self.link.ended and (closed",
         fault="        if (closed",
         tests=(STOPS,),
     ),

@@ -15,7 +15,7 @@ refused. In the first two cases all that it pushed counts, in the last what had 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ps_server.agreement.gate import Gate, gate_of
@@ -41,6 +41,7 @@ from ps_server.coordinator.jobs.roster import Roster
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.coordinator.jobs.table_starts import TableStarts
 from ps_wire.errors import ConfigurationRefused, Evicted, JobMismatch, PsError, ServerNotReady
+from ps_wire.snapshot.saved_epoch import SavedEpoch
 from ps_wire.spec import consistency as models
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -460,7 +461,7 @@ class Job:
         self.starts.restore(saved)
         self.epochs.restore(saved.shares)
         self.calls.collectives.roll_back()
-        self._forget_loops()
+        self._forget_loops(saved.shares)
         known = bool(self.roster.members)
         self.roster.end_incarnations(floor)
         actions: list[Action] = []
@@ -499,10 +500,10 @@ class Job:
         notice = pb.Notice(text=self.loops.stopped)
         return [tell(other, notice=notice) for other in self.roster.here() if other is not member]
 
-    def _forget_loops(self) -> None:
-        """The job is as it was at its start, or at a snapshot: nobody has gone since, no epoch has begun."""
+    def _forget_loops(self, shares: Iterable[SavedEpoch] = ()) -> None:
+        """The job is as it was at its start, or at a snapshot with these shares: nobody has gone since."""
         self.ends.clear()
-        self.loops.clear()
+        self.loops.begin_anew(max((it.epoch for it in shares if it.trains and it.used), default=-1))
 
     # -- its end ---------------------------------------------------------------------------------------
 

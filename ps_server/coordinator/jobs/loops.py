@@ -36,9 +36,9 @@ class Loops:
         self.stopped = f"{who} has stopped the job after epoch {self.last}: {reason}"
         return True
 
-    def clear(self) -> None:
-        """The job is as it was at its start, or at a snapshot: no epoch has begun since."""
-        self.newest, self.last, self.stopped = -1, None, ""
+    def begin_anew(self, newest: int = -1) -> None:
+        """The job is as it was at its start, or at a snapshot, where this was the newest epoch."""
+        self.newest, self.last, self.stopped = newest, None, ""
 
     def dump(self) -> dict[str, Any]:
         """All of it, for JSON."""

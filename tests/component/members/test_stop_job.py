@@ -144,6 +144,28 @@ def test_who_joins_or_comes_again_after_that_ends_with_the_others(one_shard):
     assert late == [3]
 
 
+def test_who_comes_again_may_stop_the_job_before_its_loop(one_shard):
+    """By state that it has taken up: nothing of that is undone."""
+    job, epochs = fresh_name(), []
+
+    def process(stops: bool) -> None:
+        with ps.connect(servers=one_shard.servers, job=job, num_workers=1) as worker:
+            model, optimizer, loader = wrapped(worker)
+            if stops:
+                assert worker.stop_job("it was over") == 2
+            for epoch in worker.epochs(9):
+                epochs.append(epoch)
+                for number, (x,) in enumerate(loader):
+                    if not stops and (epoch, number) == (2, 3):
+                        return
+                    train(model, optimizer, x)
+            worker.finish()
+
+    process(stops=False)
+    process(stops=True)
+    assert epochs == [0, 1, 2, 2]
+
+
 def test_a_job_that_has_ended_cannot_be_stopped(one_shard):
     def body(worker: ps.Worker) -> None:
         model, optimizer, loader = wrapped(worker)

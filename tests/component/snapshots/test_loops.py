@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ps_worker as ps
+from ps_lab.jobs.calls import stop
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
 from ps_wire.access.access import OPEN
@@ -244,6 +245,107 @@ def test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after
                 assert worker.stop_job("enough") == last
         assert bodies[-1] == last
         worker.finish()
+
+
+class Undone:
+    """A model whose job takes a snapshot in epoch 1, and goes back to it; its epochs have steps enough."""
+
+    def __init__(self, cluster: Cluster, folder: Path, job: str) -> None:
+        self._cluster, self._folder, self._job = cluster, folder, job
+        self._taking = threading.Thread(target=self._take)
+        self._taken = threading.Event()
+        self._model = torch.nn.Linear(6, 2)
+
+    def wrap(self, worker: ps.Worker) -> ps.Loader:
+        self._optimizer = worker.wrap(torch.optim.SGD(self._model.parameters(), lr=0.1), self._model)
+        return worker.loader(TensorDataset(torch.zeros(10 * SAMPLES, 6)), batch_size=BATCH)
+
+    def step(self, x: torch.Tensor) -> None:
+        self._model(x).square().mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def take(self, step: Callable[[], None] = lambda: None) -> None:
+        """Begins to take the snapshot, if it has not; meanwhile a step takes long."""
+        if self._taking.ident is None:
+            self._taking.start()
+        step()
+        self._taken.wait(0.1)
+
+    @property
+    def taken(self) -> bool:
+        return self._taken.is_set()
+
+    def go_back(self) -> None:
+        assert self.taken
+        self._taking.join()
+        go_back(self._cluster, self._folder, self._job)
+
+    def _take(self) -> None:
+        list(snapshot_calls.take(self._cluster.servers, self._job, OPEN))
+        self._taken.set()
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["as it stops", "in a step before"])
+def test_a_decision_to_stop_that_is_undone_with_its_steps_stops_nothing(durable, tmp_path, told):
+    """The job goes back in an epoch, or behind its last step; the script comes to its decision again."""
+    job, bodies, lasts = fresh_name(), [], []
+    undone = Undone(durable, tmp_path, job)
+    with connect(durable, job) as worker:
+        loader = undone.wrap(worker)
+        for epoch in worker.epochs(10):
+            bodies.append(epoch)
+            for batch, (x,) in enumerate(loader):
+                if epoch == 1 and batch > 1:
+                    undone.take()
+                if told and bodies == [0, 1, 2] and batch == 3:
+                    undone.go_back()
+                undone.step(x)
+            if epoch == 2:
+                if not told and not lasts:
+                    undone.go_back()
+                lasts.append(worker.stop_job("enough"))
+        worker.finish()
+    assert bodies == [0, 1, 2, 1, 2]
+    assert lasts == [2, 2]
+    assert used(durable, job)[2] == 10 * SAMPLES
+
+
+def test_where_no_loop_of_ours_goes_back_an_undone_decision_to_stop_stops_nothing(durable, tmp_path):
+    """It gets `RolledBack` at its next step, and is not stopped there."""
+    job = fresh_name()
+    undone = Undone(durable, tmp_path, job)
+    with connect(durable, job) as worker:
+        undone.wrap(worker)
+        x = torch.zeros(BATCH, 6)
+        undone.step(x)
+        while not undone.taken:
+            undone.take(lambda: undone.step(x))
+        undone.go_back()
+        worker.stop_job("enough")
+        with pytest.raises(ps.RolledBack):
+            undone.step(x)
+        assert list(worker.epochs(2)) == [0, 1]
+
+
+def test_a_job_that_is_stopped_as_it_goes_back_ends_behind_the_epoch_of_its_snapshot(durable, tmp_path):
+    """A person stops it before its worker has come to that epoch again."""
+    job, bodies = fresh_name(), []
+    undone = Undone(durable, tmp_path, job)
+    with connect(durable, job) as worker:
+        loader = undone.wrap(worker)
+        for epoch in worker.epochs(10):
+            bodies.append(epoch)
+            for batch, (x,) in enumerate(loader):
+                if epoch == 1 and batch > 1:
+                    undone.take()
+                undone.step(x)
+            if bodies == [0, 1]:
+                undone.go_back()
+                assert "after epoch 1" in stop(durable.servers.split(",")[0], job, OPEN, reason="enough").why
+        worker.finish()
+    assert bodies == [0, 1, 1]
+    assert used(durable, job)[1] == 10 * SAMPLES
 
 
 def test_a_job_that_is_stopped_in_the_first_loop_begins_no_other_one(one_shard):

@@ -18,6 +18,7 @@ from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.coordinator.recovery import floor_of
 from ps_server.shard.shard import Shard
 from ps_wire.errors import JobUnknown, RolledBack, WorkerNumberTaken
+from ps_wire.snapshot.saved_epoch import SavedEpoch
 from ps_wire.spec.epochs import PieceMark
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.unit.ps_server.desk import Desk, table
@@ -33,6 +34,21 @@ def saved(*workers: int, num_workers: int = 2, step: int = 7, tables: int = 1) -
     clocks = {number: dict.fromkeys(workers, step) for number in range(tables)}
     return SavedJob(
         snapshot="s", job=job, tables=specs, clocks=clocks, workers=dict.fromkeys(workers, LEASE_S)
+    )
+
+
+def share(loader: int, epoch: int, *, used: int, trains: bool = True) -> SavedEpoch:
+    return SavedEpoch(
+        loader=loader,
+        epoch=epoch,
+        workers=(0, 1),
+        ranks=(1, 1),
+        samples=8,
+        used=used,
+        handed_on=0,
+        starts={0: used, 1: 0},
+        left=(),
+        trains=trains,
     )
 
 
@@ -78,6 +94,25 @@ def test_each_worker_goes_on_at_its_own_step_of_the_cut():
     roll_back(desk, at)
     back = [come_back(desk, member) for member in members]
     assert [first_step(desk, member) for member in back] == [4, 9]
+
+
+def test_who_is_stopped_ends_after_the_newest_epoch_of_which_the_snapshot_has_steps():
+    """Not after one that was asked for, nor after one of a loader to validate on."""
+    shares = [
+        share(0, 2, used=4),
+        share(0, 3, used=1),
+        share(0, 4, used=0),
+        share(1, 9, used=4, trains=False),
+    ]
+    desk = Desk(2)
+    desk.start()
+    desk.job.loops.begin(7)
+    roll_back(desk, dataclasses.replace(saved(0, 1), shares=tuple(shares)))
+    desk.job.stop(None, "enough")
+    assert desk.job.loops.last == 3
+    roll_back(desk, saved(0, 1))
+    desk.job.stop(None, "enough")
+    assert desk.job.loops.last == 0
 
 
 def test_who_does_not_come_back_is_waited_for_as_long_as_its_lease():
