@@ -21,6 +21,7 @@ from tests.faults.restarting import SMALL, STEPS, Restarting, Run
 from tests.integration.processes import LIMIT_S, Process, Zygote
 from tests.integration.servers import NOT_SERVING, SERVING, Servers, fresh_job, until
 from tests.integration.team import join, together
+from tests.taking import Taking
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
@@ -42,20 +43,17 @@ class Killing:
 
     def __init__(self, servers: Restarting, shard: int) -> None:
         self._servers, self._shard = servers, shard
-        self._taken = threading.Event()
+        self._taking: Taking | None = None
         self.ready_s: float | None = None
 
     def at_step(self, job: str, step: int) -> None:
-        if step == 2 and self.ready_s is None:
-            threading.Thread(target=self._take, args=(job,), daemon=True).start()
-        if step == STEPS - 2 and self.ready_s is None:
-            assert self._taken.wait(LIMIT_S)
+        if step == 2 and self._taking is None:
+            self._taking = Taking(self._servers.addresses[0], job)
+            self._taking.wait_fixed()
+        if step == STEPS - 2 and self._taking is not None and self.ready_s is None:
+            self._taking.wait()
             self._servers.processes[self._shard].kill()
             self.ready_s = self._servers.again(self._shard)
-
-    def _take(self, job: str) -> None:
-        list(snapshot_calls.take(self._servers.addresses[0], job, OPEN))
-        self._taken.set()
 
 
 @pytest.mark.parametrize("shard", [1, 0])

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab.snapshots import calls as snapshot_calls
 from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
-from ps_wire.access.access import OPEN
 from ps_wire.errors import ServerNotReady, ServerUnreachable
 from tests.component.service import fresh_name
 from tests.inside import link_of
+from tests.taking import Taking
 from tests.until import LIMIT_S
 
 
@@ -56,31 +55,26 @@ def note_refusals(worker: ps.Worker, asked: threading.Event) -> None:
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_loader_that_asks_while_the_coordinator_comes_back_is_answered_later(durable, monkeypatch, how):
     """Whether it goes back to a snapshot, which takes its time, or takes over: the script does not end."""
-    job, taken, asked = fresh_name(), threading.Event(), threading.Event()
+    job, asked = fresh_name(), threading.Event()
     read = SavedJobs.saved
 
     def saved(self, name):
         assert asked.wait(LIMIT_S)  # the loader has been told to ask again
         yield from read(self, name)
 
-    def take():
-        list(snapshot_calls.take(durable.servers, job, OPEN))
-        taken.set()
-
     def at_step(step):
-        if step == 3:
-            threading.Thread(target=take, daemon=True).start()
-        if step > 3:
-            taken.wait(0.02)
+        if step == 3 and not taking:
+            taking.append(Taking(durable.servers, job))
+            taking[0].wait_fixed()
 
     def at_end_of_epoch():
-        assert taken.wait(LIMIT_S)
+        taking[0].wait()
         if not died:
             died.append(how)
             getattr(durable, how)(0)
             threading.Thread(target=durable.start_again, args=(0,), daemon=True).start()
 
-    died, heard = [], []
+    taking, died, heard = [], [], []
     with ps.connect(servers=durable.servers, job=job, num_workers=1, on_rollback=heard.append) as worker:
         note_refusals(worker, asked)
         monkeypatch.setattr(SavedJobs, "saved", saved)

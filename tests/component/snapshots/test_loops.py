@@ -23,6 +23,7 @@ from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_worker.data.position import Position, Positions
 from tests.component.service import Cluster, fresh_name, together
 from tests.inside import data_of
+from tests.taking import Taking
 from tests.until import LIMIT_S
 
 LOOPS = (2, 3)  # epochs of each; of 12 steps for one worker
@@ -215,75 +216,50 @@ def test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot(durabl
     assert set(used(durable, job).values()) == {SAMPLES}
 
 
-def test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after(durable, tmp_path):
-    """The job goes back while its worker is between two epochs: it asks for the next, and goes elsewhere."""
-    job, bodies, taken = fresh_name(), [], threading.Event()
-    model = torch.nn.Linear(6, 2)
-
-    def take() -> None:
-        list(snapshot_calls.take(durable.servers, job, OPEN))
-        taken.set()
-
-    taking = threading.Thread(target=take)
-    with connect(durable, job) as worker:
-        optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        loader = worker.loader(TensorDataset(torch.zeros(SAMPLES, 6)), batch_size=BATCH)
-        for epoch in worker.epochs(10):
-            bodies.append(epoch)
-            for (x,) in loader:
-                model(x).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                if taking.ident is None:
-                    taking.start()
-                taken.wait(0.02)
-            if taken.is_set() and len(bodies) == epoch + 1:
-                taking.join()
-                last = epoch
-                go_back(durable, tmp_path, job)
-            elif taken.is_set() and epoch == last:
-                assert worker.stop_job("enough") == last
-        assert bodies[-1] == last
-        worker.finish()
-
-
 class Undone:
-    """A model whose job takes a snapshot in epoch 1, and goes back to it; its epochs have steps enough."""
+    """A model whose job takes a snapshot, and goes back to it some steps later."""
 
     def __init__(self, cluster: Cluster, folder: Path, job: str) -> None:
         self._cluster, self._folder, self._job = cluster, folder, job
-        self._taking = threading.Thread(target=self._take)
-        self._taken = threading.Event()
         self._model = torch.nn.Linear(6, 2)
 
     def wrap(self, worker: ps.Worker) -> ps.Loader:
         self._optimizer = worker.wrap(torch.optim.SGD(self._model.parameters(), lr=0.1), self._model)
-        return worker.loader(TensorDataset(torch.zeros(10 * SAMPLES, 6)), batch_size=BATCH)
+        return worker.loader(TensorDataset(torch.zeros(SAMPLES, 6)), batch_size=BATCH)
 
     def step(self, x: torch.Tensor) -> None:
         self._model(x).square().mean().backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def take(self, step: Callable[[], None] = lambda: None) -> None:
-        """Begins to take the snapshot, if it has not; meanwhile a step takes long."""
-        if self._taking.ident is None:
-            self._taking.start()
-        step()
-        self._taken.wait(0.1)
-
-    @property
-    def taken(self) -> bool:
-        return self._taken.is_set()
+    def take(self) -> None:
+        """Before a step: begins to take the snapshot, which has this step, or the next, as its first."""
+        self._taking = Taking(self._cluster.servers, self._job)
+        self._taking.wait_fixed()
 
     def go_back(self) -> None:
-        assert self.taken
-        self._taking.join()
+        self._taking.wait()
         go_back(self._cluster, self._folder, self._job)
 
-    def _take(self) -> None:
-        list(snapshot_calls.take(self._cluster.servers, self._job, OPEN))
-        self._taken.set()
+
+def test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after(durable, tmp_path):
+    """The job goes back while its worker is between two epochs: it asks for the next, and goes elsewhere."""
+    job, bodies = fresh_name(), []
+    undone = Undone(durable, tmp_path, job)
+    with connect(durable, job) as worker:
+        loader = undone.wrap(worker)
+        for epoch in worker.epochs(10):
+            bodies.append(epoch)
+            for batch, (x,) in enumerate(loader):
+                if bodies == [0, 1] and batch == 2:
+                    undone.take()
+                undone.step(x)
+            if bodies == [0, 1]:
+                undone.go_back()
+            elif epoch == 1:
+                assert worker.stop_job("enough") == 1
+        assert bodies == [0, 1, 1]
+        worker.finish()
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["as it stops", "in a step before"])
@@ -296,7 +272,7 @@ def test_a_decision_to_stop_that_is_undone_with_its_steps_stops_nothing(durable,
         for epoch in worker.epochs(10):
             bodies.append(epoch)
             for batch, (x,) in enumerate(loader):
-                if epoch == 1 and batch > 1:
+                if bodies == [0, 1] and batch == 2:
                     undone.take()
                 if told and bodies == [0, 1, 2] and batch == 3:
                     undone.go_back()
@@ -308,7 +284,7 @@ def test_a_decision_to_stop_that_is_undone_with_its_steps_stops_nothing(durable,
         worker.finish()
     assert bodies == [0, 1, 2, 1, 2]
     assert lasts == [2, 2]
-    assert used(durable, job)[2] == 10 * SAMPLES
+    assert used(durable, job)[2] == SAMPLES
 
 
 def test_where_no_loop_of_ours_goes_back_an_undone_decision_to_stop_stops_nothing(durable, tmp_path):
@@ -319,8 +295,9 @@ def test_where_no_loop_of_ours_goes_back_an_undone_decision_to_stop_stops_nothin
         undone.wrap(worker)
         x = torch.zeros(BATCH, 6)
         undone.step(x)
-        while not undone.taken:
-            undone.take(lambda: undone.step(x))
+        undone.take()
+        for _ in range(3):
+            undone.step(x)
         undone.go_back()
         worker.stop_job("enough")
         with pytest.raises(ps.RolledBack):
@@ -337,7 +314,7 @@ def test_a_job_that_is_stopped_as_it_goes_back_ends_behind_the_epoch_of_its_snap
         for epoch in worker.epochs(10):
             bodies.append(epoch)
             for batch, (x,) in enumerate(loader):
-                if epoch == 1 and batch > 1:
+                if bodies == [0, 1] and batch == 2:
                     undone.take()
                 undone.step(x)
             if bodies == [0, 1]:
@@ -345,7 +322,7 @@ def test_a_job_that_is_stopped_as_it_goes_back_ends_behind_the_epoch_of_its_snap
                 assert "after epoch 1" in stop(durable.servers.split(",")[0], job, OPEN, reason="enough").why
         worker.finish()
     assert bodies == [0, 1, 1]
-    assert used(durable, job)[1] == 10 * SAMPLES
+    assert used(durable, job)[1] == SAMPLES
 
 
 def test_a_job_that_is_stopped_in_the_first_loop_begins_no_other_one(one_shard):
