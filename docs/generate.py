@@ -23,7 +23,7 @@ INSIDE = {
     "Worker": {"is_in", "give_up"},
     "WrappedOptimizer": {"settle", "refresh", "abandon", "detach", "sends", "release"} | TAKES_STEPS,
     "Table": {"settle"} | TAKES_STEPS,
-    "Loader": {"position"},
+    "Loader": {"is_awaited", "is_under_way", "position"},
     "OptimizerChoice": {"spec"},
 }
 TITLES = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns", "Raises": "Raises"}

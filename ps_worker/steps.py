@@ -254,14 +254,15 @@ class Steps:
         behind = self.steps_behind() > 0
         if not behind:
             self._begin_compute()
-        self.together.arrive()
-        if not self.link.rejoiner.undone:  # else none counts before the script has heard of it
+        if not self.data.returns:
+            self.together.arrive()
+        if not self.link.rejoiner.undone and not self.data.is_rewound:  # else none counts until it is there
             self._renew()
         if behind:
             self.link.resumption.begin_step()
             for owner in self._all:
                 owner.replay()
-        else:
+        elif not self.data.returns:  # of what is undone there is nothing to keep
             self.link.begin_step()
         ready = self.data.arrived and self.data.between_steps and self.dropping() == behind
         if ready and not self.link.rejoiner.undone:
@@ -278,7 +279,8 @@ class Steps:
             self.say(f"{reply.why}: this loop ends")
             return False
         self._stand()
-        if self.data.arrived and not self.link.resumption.begin_epoch(epoch):
+        undone = self.link.rejoiner.undone
+        if self.data.arrived and not undone and not self.link.resumption.begin_epoch(epoch):
             self._at_epoch = True
             try:
                 self.link.uploads.at_epoch()
@@ -310,7 +312,8 @@ class Steps:
         if not self.data.has_loaders:
             self._begin_compute()
             self.link.begin_step(optimizer.clocks)
-            self.link.uploads.at_step_begin(self.step)
+            if not self.link.rejoiner.undone:
+                self.link.uploads.at_step_begin(self.step)
 
     def _begin_compute(self) -> None:
         """The script begins to compute another step, as far as is known."""
@@ -426,6 +429,19 @@ class Steps:
                 self._on_rollback(undone.step)
             return True
         return False
+
+    def is_rewound(self) -> bool:
+        """See `StepHost`."""
+        return self.data.is_rewound
+
+    def went_back(self) -> bool:
+        """See `LinkListener`."""
+        return self.data.went_back
+
+    def drop_step(self) -> None:
+        """See `StepHost`; who has an `on_rollback` was told."""
+        if self._on_rollback is None:
+            self.data.drop_step()
 
     def dropping(self) -> bool:
         """Whether the script is still busy with a batch that it had before it joined again."""
@@ -609,7 +625,7 @@ class Steps:
             return
         if self.leaving:
             raise UsageError(self.closed() or "")
-        self.data.check_arrived()
+        self._check_arrived()
         for optimizer in self.optimizers:
             optimizer.release(SETTLE_LIMIT_S)
         for table in self.tables:
@@ -630,6 +646,15 @@ class Steps:
             optimizer.refresh()
         self.finished = True
         self._flush_record()
+
+    def _check_arrived(self) -> None:
+        if self.link.ended:
+            return
+        try:
+            self.data.check_arrived()
+        except RolledBack:
+            self._renew()
+            raise
 
     def leave(self, reason: str, *, hurried: bool = False) -> None:
         """Leaves the job; called again, it does what Ctrl-C left undone.

@@ -73,7 +73,7 @@ class Table:
         self._taken = step
         self._sending: int | None = None  # a step that is sent, or that Ctrl-C has broken off as it was
         self._host = host
-        self._batch = BatchInHand()
+        self._batch = BatchInHand(host.is_rewound)
         self._first = FirstPush(host, step=lambda: self.step)
         self.waited_s = 0.0
 
@@ -245,7 +245,9 @@ class Table:
         if (closed := self._host.closed()) is not None:
             raise UsageError(closed)
         with self._host.inside:
-            if not self._host.announce() and not self._batch.void and self._opens():
+            if self._host.announce() or self._batch.void:
+                self._host.drop_step()
+            elif self._opens():
                 step = self.step
                 self._first.end()  # of one that an error ended
                 self._first.weigh()

@@ -73,6 +73,9 @@ class LoaderListener(Protocol):
     def current_epoch(self) -> int | None:
         """The epoch that the script's loop is in, or None where it has no such loop."""
 
+    def begin_iteration(self, loader: Loader) -> bool:
+        """Called first in an iteration; whether it hands out anything: not where its batches were void."""
+
     def begin_iterator(self) -> None:
         """Called before torch's iterator over a piece is made, which draws from the generators."""
 
@@ -88,7 +91,7 @@ class LoaderListener(Protocol):
     def hand_out(self, loader: Loader, samples: int) -> None:
         """Called before a batch of so many samples is handed out, which is to be used."""
 
-    def arrive(self) -> None:
+    def arrive(self, loader: Loader) -> None:
         """Called when an iteration goes on where `Loader.position` was set."""
 
 
@@ -174,6 +177,7 @@ class Loader:
         self._own = False  # it is still in this worker's share
         self._passed = 0  # batches of the share that was dealt last which were used before the job
         self._moved = False  # the iteration that is under way goes on elsewhere
+        self._awaited = False  # where it was moved to no iteration has gone yet
         self._replays = False  # it hands out batches that were used
         self._iteration = 0
         self._under_way: int | None = None  # the epoch of that iteration, until it is over
@@ -261,9 +265,10 @@ class Loader:
         self._ended = True
 
     def __iter__(self) -> Iterator[Any]:
-        if self._ended:
+        if self._ended or not self._listener.begin_iteration(self):
             return
         start = self._find_start()
+        self._awaited = False
         self._iteration += 1
         mine = self._iteration
         try:
@@ -287,7 +292,8 @@ class Loader:
                 self._moved = False
                 if self._next.epoch != start.epoch:
                     return
-                self._listener.arrive()
+                self._awaited = False
+                self._listener.arrive(self)
                 start, begins = self._next, True
             elif piece is None:
                 break
@@ -425,6 +431,16 @@ class Loader:
         """Whether the iteration that is under way goes on where `position` was set."""
         return self._under_way is not None and self._under_way == self._next.epoch and self._moved
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the script is inside an iteration."""
+        return self._under_way is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it has handed out batches, then `position` was set, and no iteration has gone there yet."""
+        return self._awaited
+
     def leave(self) -> None:
         """The script's loop goes to another epoch: the iteration that is under way ends."""
         self._now = None
@@ -454,11 +470,13 @@ class Loader:
     def position(self) -> Position:
         """After the last batch that it has handed out; inside `hand_out`, before the one that follows.
 
+        An iteration that the script has left is over: the next one follows.
+
         Setting it moves an iteration that is under way, too: inside its epoch it goes on from there, to
         another epoch it ends. The offset counts in this worker's share of that epoch, as it is dealt then;
         what it had of others' shares is not its own there.
         """
-        return self._now or self._next
+        return self._next if self._now is None or self._under_way is None else self._now
 
     @position.setter
     def position(self, position: Position) -> None:
@@ -466,6 +484,7 @@ class Loader:
         own = share is None or (share.own and not share.left_over and share.epoch == position.epoch)
         self._next, self._now = replace(position, share=None) if own else Position(epoch=position.epoch), None
         self._moved = True
+        self._awaited = self._iteration > 0
 
     def state_dict(self) -> LoaderState:
         """Where this loader is: after the last batch that it has handed out.

@@ -6,6 +6,7 @@ It must not know optimizers, nor when a step ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,6 +17,8 @@ from ps_worker.data.data_facts import facts_of, sums_of
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
 from ps_worker.data.loader import Loader, whole_share
 from ps_worker.data.position import Position, Positions
+
+MANY_DROPPED = 20  # steps: more than a script makes of what it has in hand when a loader gives nothing more
 
 
 class DataListener(ScriptSteps, Protocol):
@@ -83,6 +86,9 @@ class ScriptData:
         self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
         self._behind_loop = False  # it is to go to the end of the loop before that one
+        self._dropped = 0  # steps, since the job went back, outside of iterations over loaders of ours
+        self._rewound = False  # the job went back: what the script does until it goes there is void
+        self._first = 0  # epoch of its first loop
         self._stop = 0  # of the loop that began last: its epochs and those of loops before
         self._ends: list[int] = []  # calls made together, at the end of each loop
         self._sent_ends: tuple[int, ...] = ()  # likewise, where it is to go
@@ -158,6 +164,7 @@ class ScriptData:
         here = at.epoch == self._epoch and not at.between and iterates
         if at.epoch is not None and not here:  # behind the last batch of that epoch: its body runs again
             self._go_to(at)
+            self._rewound = False  # others went on: where the script trains on meanwhile, that counts
             if self._epoch is not None:
                 for loader in self._loaders:
                     loader.leave()
@@ -166,6 +173,9 @@ class ScriptData:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
         self.drop_batch()
         self._saved_positions = list(saved.loaders)
+        self._rewound, self._dropped = self._stop > 0, 0
+        if self._rewound and saved.epoch is None:  # of before its first loop
+            saved = replace(saved, epoch=self._first)
         self._go_to(saved)
         for loader in self._loaders:
             if self._numbers[loader] < len(saved.loaders):
@@ -176,10 +186,17 @@ class ScriptData:
 
     def run_again(self) -> None:
         """The script is told that it was sent back: the loop that it begins next is its first one again."""
-        self._told = True
+        self._told, self._rewound = True, False
 
     def check_arrived(self) -> None:
-        """Raises UsageError where the script was told that it was sent back, and has not gone there."""
+        """Refuses a script that ends, and has not gone where it was sent.
+
+        Raises:
+            RolledBack: its job went back, which it has not been told; its loop was left before it went there.
+            UsageError: it was told that it was sent back.
+        """
+        if self.is_rewound:
+            raise self._sent_back("the script has left its loop")
         had = max(self._undone_stop, self._stop if self._told else 0)
         if self._back_to is not None and self._back_to < had:
             raise UsageError(
@@ -219,7 +236,9 @@ class ScriptData:
 
         Not where its batches are its own: the rest of the body would train on, in the epoch that is undone.
         """
-        return any(self._epoch is not None or loader.goes_on for loader in self._loaders)
+        if self._epoch is not None:
+            return bool(self._loaders)
+        return self._back_to is None and any(loader.goes_on for loader in self._loaders)
 
     def has_batches(self) -> bool:
         """Whether the script has a batch that no step was made of yet, as far as is known."""
@@ -234,12 +253,13 @@ class ScriptData:
             self._ends.clear()
         loop = len(self._ends)
         epoch = first = max(numbers.start, self._stop)  # no number comes twice
+        self._first = self._first if loop else first
         stop = self._stop = first + len(numbers) if numbers else max(numbers.stop, self._stop)
         try:
             while True:
                 if self._back_to is not None:
                     if self._back_to < first:
-                        raise self._earlier_loop()
+                        raise self._sent_back("that is one of an earlier loop")
                     if self._back_to >= stop:  # the job is in a loop that follows, or behind this one
                         self._pass_over(loop)
                         return
@@ -270,11 +290,11 @@ class ScriptData:
         if self._behind_loop and loop + 1 == len(self._sent_ends):
             self._back_to = None
 
-    def _earlier_loop(self) -> RolledBack:
-        self._told = True
+    def _sent_back(self, why: str) -> RolledBack:
+        self.run_again()
         return RolledBack(
-            f"this worker was sent back to epoch {self._back_to}, which is one of an earlier loop over "
-            "worker.epochs: run the script's loops again, from the first, or start it again",
+            f"this worker was sent back to epoch {self._back_to}, and {why}: run the script's loops over "
+            "worker.epochs again, from the first, or start it again",
             step=self._listener.step,
         )
 
@@ -310,13 +330,42 @@ class ScriptData:
 
     @property
     def is_undone(self) -> bool:
-        """Whether it is in or behind a loop, and has yet to go where it was sent: what it does is void."""
-        return self._back_to is not None and self._stop > 0
+        """Whether it has begun something, and has yet to go where it was sent: what it decides is void."""
+        if self._stop > 0:
+            return self._back_to is not None
+        return any(loader.is_awaited for loader in self._loaders if self._trains(loader))
+
+    @property
+    def went_back(self) -> bool:
+        """Whether its job went back, and the script, which was not told, has yet to go there in its loop."""
+        return self._rewound and self._back_to is not None
+
+    @property
+    def is_rewound(self) -> bool:
+        """Whether, besides, that is another epoch than the one that it is in: no step counts."""
+        return self.went_back and self._back_to != self._epoch
+
+    def drop_step(self) -> None:
+        """A step of the script does not count.
+
+        Raises:
+            RolledBack: there were many such, and no loader of ours ends them: their batches are its own.
+        """
+        if not self.is_rewound or any(self._trains(it) and it.is_under_way for it in self._loaders):
+            return
+        self._dropped += 1
+        if self._dropped > MANY_DROPPED:
+            raise self._sent_back("the script trains on elsewhere, with batches of its own")
 
     @property
     def newest_epoch(self) -> int:
         """The epoch that the script's loop is in, or was in last; 0 where it was in none."""
         return max(self._stop - 1, 0) if self._epoch is None else self._epoch
+
+    def _trains(self, loader: Loader) -> bool:
+        """Whether steps are made of its batches; as long as none were made of any, they may be."""
+        dealer = self._dealers[self._numbers[loader]]
+        return dealer.trains or not any(other.trains for other in self._dealers)
 
     # -- what a loader tells ---------------------------------------------------------------------------
 
@@ -324,6 +373,13 @@ class ScriptData:
     def current_epoch(self) -> int | None:
         """See `LoaderListener`."""
         return self._epoch
+
+    def begin_iteration(self, loader: Loader) -> bool:
+        """See `LoaderListener`. Inside the epoch to which its loop was sent, it need not begin again."""
+        if self.is_rewound and self._trains(loader):
+            return False
+        self.arrive(loader)
+        return True
 
     def begin_iterator(self) -> None:
         """See `LoaderListener`."""
@@ -337,9 +393,9 @@ class ScriptData:
         """See `LoaderListener`."""
         self._listener.begin_batch()
 
-    def arrive(self) -> None:
-        """See `LoaderListener`: inside this epoch the script's loop need not begin again."""
-        if self._back_to == self._epoch:
+    def arrive(self, loader: Loader) -> None:
+        """See `LoaderListener`; one to validate on comes in void passes through the body, too."""
+        if self._back_to == self._epoch and self._trains(loader):
             self._back_to = None
 
     def hand_out(self, loader: Loader, samples: int) -> None:
@@ -348,6 +404,6 @@ class ScriptData:
         self.batches += 1
         dealer = self._dealers[self._numbers[loader]]
         dealer.hand_out(samples)
-        self.arrive()
+        self.arrive(loader)
         for counts in self._unweighed:
             counts[dealer] = counts.pop(dealer, 0) + samples

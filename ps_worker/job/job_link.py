@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError, WeightsChanged
+from ps_wire.errors import ConfigurationRefused, Evicted, PsError, RolledBack, UsageError, WeightsChanged
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
@@ -205,7 +205,14 @@ class JobLink:
 
         Raises:
             UsageError: a call that was interrupted has made the table otherwise.
+            RolledBack: the job went back, and the script has yet to go there.
         """
+        if self._listener.went_back():
+            raise RolledBack(
+                f"job {self._settings.job} went back to a snapshot, and this script makes table "
+                f"{spec.number} before it has gone there: start it again",
+                step=max(self._listener.clocks().values(), default=0),
+            )
         while True:
             try:
                 return self.start.start(
@@ -271,13 +278,17 @@ class JobLink:
     def share_state(self, table: int, number: int, states: Sequence[Mapping[str, Any]]) -> None:
         """Load `number` (from 1) of a table's state, which all workers call: worker 0's is set on the shards.
 
-        The others wait until it is. In a job that had ended there is nothing to set any more.
+        The others wait until it is. In a job that had ended there is nothing to set any more, and nothing is
+        set by a script that has yet to go back with its job.
 
         Raises:
             StartLimitExceeded: worker 0 has not called it within the start limit.
             PsError: as for `load_state`, or the job cannot go on.
         """
         if self.ended:
+            return
+        if self._listener.went_back():
+            self._listener.say("load_state_dict() sets nothing: the job goes back to its snapshot's state")
             return
         exchange = self.exchanges[table]
 

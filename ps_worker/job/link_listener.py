@@ -38,6 +38,9 @@ class LinkListener(Protocol):
     def is_undone(self) -> bool:
         """Whether the script does what is undone: it was sent elsewhere, and has not gone there yet."""
 
+    def went_back(self) -> bool:
+        """Whether the job went back, and the script, which has not been told, has yet to go there."""
+
     def dropping(self) -> bool:
         """Whether the script is still busy with a batch that it had before it was sent elsewhere."""
 

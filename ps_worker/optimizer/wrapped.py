@@ -83,7 +83,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         self._host = host
         self._start_table = start_table
         self._one_norm = clip_grad_norm is not None
-        self._batch = BatchInHand()
+        self._batch = BatchInHand(host.is_rewound)
         clip_norm = None if clipped_as_it_leaves else clip_grad_norm
         watched = of_one_rank and not overlap  # whether the script changes what is one rank's alone
         start = Mode.WATCHING if watched else START[overlap]
@@ -212,6 +212,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         """No step is taken: what was computed is of a batch that another incarnation was given."""
         self._sender.forget_arrivals()
         self._batch.end()
+        self._host.drop_step()
         return loss
 
     def _take_step(self) -> None:

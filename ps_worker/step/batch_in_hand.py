@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class BatchInHand:
     """The batch that a script trains on: whether its step sends anything, and how many are taken again.
 
     Attributes:
         behind: steps that the script takes again, and that the job has: nothing of them leaves.
-        void: nothing of this batch leaves.
     """
 
-    def __init__(self) -> None:
-        """A batch that counts."""
+    def __init__(self, is_rewound: Callable[[], bool] = lambda: False) -> None:
+        """A batch that counts; `is_rewound`: no step does, whatever the batch."""
         self.behind = 0
-        self.void = False
+        self._is_rewound = is_rewound
+        self._void = False
         self._replays = False
+
+    @property
+    def void(self) -> bool:
+        """Nothing of this batch leaves."""
+        return self._void or self._is_rewound()
 
     def fall_behind(self, steps: int) -> None:
         """The script goes on so many steps before the job."""
@@ -27,18 +34,18 @@ class BatchInHand:
 
     def replay(self) -> None:
         """A batch has come that was used already: a step of it that is behind sends nothing."""
-        self.void = self._replays = self.behind > 0
+        self._void = self._replays = self.behind > 0
 
     def renew(self) -> None:
         """A batch has come that counts."""
-        self.void = self._replays = False
+        self._void = self._replays = False
 
     def end(self) -> None:
         """The script has stepped on this batch."""
         self.behind -= self._replays
-        self.void = self._replays = False
+        self._void = self._replays = False
 
     def reenter(self, *, void: bool) -> None:
         """The worker has joined again, at the job's step; `void`: the batch came before that."""
         self.behind, self._replays = 0, False
-        self.void = void
+        self._void = void

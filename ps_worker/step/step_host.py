@@ -31,6 +31,12 @@ class StepHost(Protocol):
             RolledBack: the script cannot go back by itself.
         """
 
+    def is_rewound(self) -> bool:
+        """Whether the job went back, and the script has yet to go there: no step of it counts until then."""
+
+    def drop_step(self) -> None:
+        """Called with a step that does not count. Raises RolledBack where such steps would not end."""
+
     def before_step(self, step: int) -> None:
         """Called before the first push of a step leaves, also from a hook: this will be the `step`-th."""
 

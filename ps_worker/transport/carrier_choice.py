@@ -8,6 +8,7 @@ heartbeats carry it to who looks at the job.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ps_wire.errors import (
@@ -25,6 +26,7 @@ from ps_wire.v1 import shard_pb2
 ROUNDED = "a 16-bit wire dtype sends numbers of its own; shared memory has those of the table"
 ABSENT = "the server does not offer it"
 WANTED = "as PS_CARRIER says"
+TRIES = 3  # of a carrier that is wanted, with a new introduction each: a shard may be on its way back
 GREET_LIMIT_S = 5.0  # for a shard that has just offered a carrier to answer there
 
 
@@ -42,6 +44,7 @@ class CarrierChoice:
         self._changed = threading.Condition()
         self._given_up = False
         self._reached: set[int] = set()
+        self._missed: Counter[int] = Counter()  # tries in which a shard that was never reached was not
         self._common: tuple[str, str] | None = None  # the first choice: carrier, why nothing better
         self._said: dict[int, tuple[str, str]] = {}  # by shard
 
@@ -60,7 +63,8 @@ class CarrierChoice:
             landing: see `ps_wire.frames.service`.
 
         Raises:
-            ConfigurationRefused: the carrier that is wanted is not offered, or has never reached the shard.
+            ConfigurationRefused: the carrier that is wanted is not offered, or has never reached the shard in
+                `TRIES` calls.
             PsError: no carrier reaches the shard now.
         """
         opened, frames = introduce()
@@ -146,7 +150,8 @@ class CarrierChoice:
                 return error
         tried = "; ".join(f"{name}: {error.message}" for name, error in failed)
         with self._changed:
-            if self._wanted is None or shard in self._reached:
+            self._missed[shard] += 1
+            if self._wanted is None or shard in self._reached or self._missed[shard] < TRIES:
                 return ConnectionLost(f"no data connection to shard {shard}: {tried}")
         return ConfigurationRefused(
             f"carrier {self._wanted} (PS_CARRIER) does not reach shard {shard}: {tried}; use {AUTO}",

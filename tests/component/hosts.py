@@ -17,6 +17,12 @@ class Host:
     def announce(self) -> bool:
         return False
 
+    def is_rewound(self) -> bool:
+        return False
+
+    def drop_step(self) -> None:
+        pass
+
     def before_step(self, step: int) -> None:
         pass
 

@@ -72,6 +72,9 @@ class Counting:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
+    def begin_iteration(self, loader: Loader) -> bool:
+        return True
+
     def begin_iterator(self) -> None:
         pass
 
@@ -84,7 +87,7 @@ class Counting:
     def hand_out(self, loader: Loader, samples: int) -> None:
         self.sizes.append(samples)
 
-    def arrive(self) -> None:
+    def arrive(self, loader: Loader) -> None:
         pass
 
 

@@ -355,7 +355,7 @@ class Compose(Training):
     def healthy(self, name: str) -> bool:
         """What the image's HEALTHCHECK says of a server."""
         port = self._services[name].environment["PS_HEALTH_PORT"]
-        asked = ("ps-lab", "health", f"127.0.0.1:{port}", "--liveness")
+        asked = ("ps-lab", "health", f"127.0.0.1:{port}", "--liveness", "--limit", "100")
         return self.cluster.run(asked, self._nodes[name], {}, {}).wait_end() == 0
 
     def stop(self) -> None:

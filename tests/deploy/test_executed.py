@@ -17,6 +17,7 @@ COMPOSE = ("compose",)
 VARIANTS = tuple(name for name in SCENARIOS if name not in (*PODS, *COMPOSE))
 
 
+@pytest.mark.timeout(450)  # up to eight jobs, one after the other
 @pytest.mark.parametrize("names", [PODS, VARIANTS, COMPOSE], ids=["pods", "variants", "compose"])
 def test_the_overlays_train_and_end_with_the_right_bytes_whatever_becomes_of_their_pods(
     spawn: Start, names: tuple[str, ...]
@@ -25,6 +26,6 @@ def test_the_overlays_train_and_end_with_the_right_bytes_whatever_becomes_of_the
     if reason := refusal():
         pytest.skip(reason)
     scenarios = spawn(*apart.command("tests.deploy.scenarios", *names), **apart.ENVIRONMENT)
-    assert scenarios.wait_end(280.0) == 0, scenarios.text
+    assert scenarios.wait_end(400.0) == 0, scenarios.text
     for name in names:
         assert f"{name}: held" in scenarios.text

@@ -19,7 +19,7 @@ from tests.integration.processes import ENVIRONMENT, Process
 from tests.until import LIMIT_S, until
 
 from .manifests import DEPLOY, ROOT
-from .scenarios import steps_of
+from .scenarios import READY, steps_of
 from .trainer import OVER
 
 pytestmark = pytest.mark.integration
@@ -49,8 +49,8 @@ case "$0" in *ps-worker)
     fi
     exit "${CODE:-0}";;
 esac
-: > "$STANDING/${PS_SHARD%/*}"
 unset STOPPED
+: > "$STANDING/${PS_SHARD%/*}"
 if [ -n "$SERVED" ]; then while [ "$(ls "$STANDING" | wc -l)" -lt 6 ]; do sleep 0.02; done; exit "$SERVED"; fi
 while :; do sleep 0.1; done
 """
@@ -131,19 +131,26 @@ def stand_ins(tmp_path: Path) -> Iterator[Slurm]:
     made.close()
 
 
+def wait_steps(job: Process) -> None:
+    """Until its server serves, and then until its worker has taken steps."""
+    job.wait_line(READY)
+    until(lambda: steps_of(job.lines) or job.is_over, "it trains")
+    assert steps_of(job.lines), job.text
+
+
+@pytest.mark.timeout(400)  # of two jobs, one after the other, each with several processes
 def test_a_job_that_is_stopped_is_requeued_and_goes_on_where_it_was(small: Slurm):
     first = small.submit(TRAINER, str(small.folder))
-    until(lambda: steps_of(first.lines) or first.is_over, "it trains")
-    assert steps_of(first.lines), first.text
+    wait_steps(first)
     first.signal(signal.SIGUSR1)
-    assert first.wait_end() == 75, first.text
+    assert first.wait_end(2 * LIMIT_S) == 75, first.text
     assert "a server ended with" not in first.text
     assert small.requeued.read_text() == "requeue 7\n"
     before = max(steps_of(first.lines))
     again = small.submit(TRAINER, str(small.folder), SLURM_RESTART_COUNT="1")
-    until(lambda: steps_of(again.lines) or again.is_over, "it goes on")
+    wait_steps(again)
     (small.folder / OVER).touch()
-    assert again.wait_end() == 0, again.text
+    assert again.wait_end(2 * LIMIT_S) == 0, again.text
     assert min(steps_of(again.lines)) > before, "it went on where it was, and did not begin anew"
     assert "finished at version" in again.text
     assert small.requeued.read_text() == "requeue 7\n"
@@ -238,13 +245,14 @@ def test_where_servers_end_first_workers_are_stopped(stand_ins: Slurm, served: i
     assert stand_ins.requeued.exists() == again
 
 
+@pytest.mark.timeout(400)
 def test_a_server_whose_port_is_taken_keeps_no_worker_waiting(small: Slurm):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         ended = small.submit(TRAINER, str(small.folder), PS_DATA_PORT=port)
-        assert ended.wait_end() == 69, ended.text
+        assert ended.wait_end(3 * LIMIT_S) == 69, ended.text  # a server, a worker, scontrol
     assert f"127.0.0.1:{port}" in ended.text
     assert small.requeued.exists()
 

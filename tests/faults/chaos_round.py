@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ps_wire.snapshot.manifest import MANIFEST
+from tests.integration.manifests import manifests
 from tests.integration.processes import LIMIT_S, Process
 from tests.integration.servers import until
 
@@ -344,7 +344,7 @@ class Chaos:
 
     def _end_server(self, shard: int, act: Act, stop: Stop) -> None:
         """And starts it again, at the same address; not before there is a snapshot to go back to."""
-        if not any(self._snapshots.rglob(MANIFEST)):
+        if not manifests(self._snapshots):
             stop.go()
             return
         process = self._world.servers.processes[shard]

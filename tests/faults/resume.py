@@ -28,7 +28,7 @@ from typing import Any
 import grpc
 import torch
 
-from ps_wire.snapshot.manifest import MANIFEST
+from tests.integration.manifests import manifests
 from tests.integration.processes import Process, Start, Zygote
 from tests.integration.servers import Servers, fresh_job
 from tests.until import LIMIT_S, until
@@ -41,6 +41,7 @@ from .resume_plan import OF_NETWORK, OF_WORKERS, Plan, Way, draw
 
 SCRIPT = str(Path(__file__).with_name("resumed.py"))
 LEASE_S = 1.0
+LONG_LEASE_S = 60.0  # where nobody is to be evicted, however busy this machine is
 EVERY_STEPS = 5  # between snapshots
 TRIES = 3  # of shard 1 to reach shard 0, until it does again
 # How a worker ends that is to be started again; by the signal itself where it was just being started.
@@ -57,10 +58,11 @@ NOTICED = limits.text(  # else a silent peer is noticed after 15 s, or after 25
 class Run:
     """One job, from its start to its end, in a namespace where it needs one. `close` kills what is left."""
 
-    def __init__(self, start: Start, folder: Path, plan: Plan) -> None:
+    def __init__(self, start: Start, folder: Path, plan: Plan, lease_s: float = LEASE_S) -> None:
         folder.mkdir()
         self._start_process = start
         self._plan = plan
+        self._lease_s = lease_s
         self._job = fresh_job()
         self._records = [folder / f"worker-{worker}" for worker in range(plan.num_workers)]
         self._commands: list[tuple[str, ...]] = []
@@ -152,7 +154,7 @@ class Run:
         return self._spawn(
             "ps-worker",
             *("--servers", servers, "--job", self._job, "--consistency", plan.consistency),
-            *("--num-workers", str(plan.num_workers), "--worker", str(worker), "--lease", str(LEASE_S)),
+            *("--num-workers", str(plan.num_workers), "--worker", str(worker), "--lease", str(self._lease_s)),
             *(SCRIPT, str(self._records[worker])),
             **environment,
         )
@@ -299,7 +301,7 @@ class Run:
 
     def _end_servers(self, way: Way, shard: int) -> None:
         """And starts them again; where none has a snapshot yet, nothing happens."""
-        if way is not Way.SERVER_TERM and not any(self._snapshots.rglob(MANIFEST)):
+        if way is not Way.SERVER_TERM and not manifests(self._snapshots):
             return
         shards = (0, 1) if way is Way.EVERYTHING else (shard,)
         ended = [self._servers.processes[index] for index in shards]
@@ -318,7 +320,7 @@ class Run:
 def undisturbed(start: Start, folder: Path, consistency: str, num_workers: int) -> Ended:
     """What a run ends with that nobody disturbs."""
     plan = Plan(consistency=consistency, num_workers=num_workers, ways=())
-    run = Run(start, folder, plan)
+    run = Run(start, folder, plan, LONG_LEASE_S)
     try:
         found = run.run()
     finally:

@@ -29,8 +29,8 @@ def test_law_13_whatever_happens_to_a_frame_its_push_is_applied_once(world: Worl
     steps = len(faults) + 3
     with Middle(world.servers.addresses[1], world.data_ports[1], faults) as middle:
         workers = [
-            world.begin(0, "2", steps=steps, reach=f"{world.servers.addresses[0]},{middle.address}"),
-            world.begin(1, "2", steps=steps),
+            world.begin(worker, "2", steps=steps, reach=reach, lease_s=60.0)
+            for worker, reach in enumerate((f"{world.servers.addresses[0]},{middle.address}", None))
         ]
         for _ in faults:
             middle.next_fault().go()

@@ -16,12 +16,19 @@ from tests.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
-LEASE = "--lease", "4"
+LEASE, SHORT_LEASE = "60", "4"  # a rank that is silent for half of it ends its group: the latter to see that
 FOREVER = "1000000"
 
 
 def group_of(
-    spawn: Start, servers: Servers, folder: Path, *words: str, job: str, worker: int, consistency: str = "bsp"
+    spawn: Start,
+    servers: Servers,
+    folder: Path,
+    *words: str,
+    job: str,
+    worker: int,
+    consistency: str = "bsp",
+    lease: str = LEASE,
 ) -> list[Process]:
     """The two ranks of one of two groups."""
     return [
@@ -35,7 +42,7 @@ def group_of(
             groups=2,
             size=2,
             job=job,
-            options=("--consistency", consistency, *LEASE),
+            options=("--consistency", consistency, "--lease", lease),
         )
         for rank in range(2)
     ]
@@ -60,8 +67,8 @@ def test_a_killed_rank_takes_its_group_out_as_one_worker_and_the_other_group_goe
 ) -> None:
     job = fresh_job()
     groups = [
-        group_of(spawn, cluster, tmp_path, job=job, worker=worker, consistency=consistency)
-        for worker in range(2)
+        group_of(spawn, cluster, tmp_path, job=job, worker=worker, consistency=consistency, lease=lease)
+        for worker, lease in enumerate((LEASE, LEASE if killed else SHORT_LEASE))  # rank 1 tells nobody
     ]
     for rank in groups[1]:
         steps_on(rank)
@@ -132,7 +139,10 @@ def test_a_rank_that_hangs_ends_its_group_within_the_lease(
     """Rank 1 while the other waits for it in a call of the script's own, on `worker.group`."""
     job = fresh_job()
     words = ("meets",) if stopped else ()
-    groups = [group_of(spawn, cluster, tmp_path, *words, job=job, worker=worker) for worker in range(2)]
+    groups = [
+        group_of(spawn, cluster, tmp_path, *words, job=job, worker=worker, lease=lease)
+        for worker, lease in enumerate((LEASE, SHORT_LEASE))
+    ]
     for rank in groups[1]:
         steps_on(rank)
 

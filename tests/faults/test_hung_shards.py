@@ -17,18 +17,20 @@ pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 RETRY_LIMIT_S = 2.0
 GRPC_LIMIT_S = 60.0  # in which gRPC would not notice it by itself; servers do in 15 s
-SHORT = limits.environment(
-    ps_worker__transport__liveness__SILENT_S=0.5, ps_worker__transport__liveness__ANSWER_LIMIT_S=1.0
-)
+SOON = limits.environment(ps_worker__transport__liveness__SILENT_S=0.5)
 
+# How long a shard may take to answer is short once it is about to hang: before, it may be held up.
 FOREVER = """
 import torch, ps_worker as ps
+from ps_worker.transport import liveness
 with ps.connect() as worker:
     table = worker.table({"w": torch.zeros(50_000)}, optimizer=ps.SGD(lr=1.0))
     while True:
         table.push({"w": -torch.ones(50_000)})
         pulled = table.pull().result()
         assert (pulled.values["w"] == table.step).all()
+        if table.step == 3:
+            liveness.ANSWER_LIMIT_S = 1.0
         print("step", table.step, flush=True)
 """
 
@@ -38,7 +40,7 @@ def begin(spawn: Start, stoppable: Servers, folder: Path, carrier: str, **enviro
     script = folder / "forever.py"
     script.write_text(FOREVER)
     options = ("--servers", stoppable.option, "--job", fresh_job(), "--carrier", carrier)
-    worker = spawn("ps-worker", *options, str(script), **SHORT, **environment)
+    worker = spawn("ps-worker", *options, str(script), **SOON, **environment)
     worker.wait_line("step 3")
     return worker
 

@@ -6,6 +6,8 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
@@ -17,6 +19,7 @@ from ps_lab.cluster.ports import free_ports
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_wire.access.access import OPEN
 from ps_wire.access.channel import CLIENT
+from tests.faults import limits
 from tests.faults.restarting import SMALL, STEPS, Restarting, Run
 from tests.integration.processes import LIMIT_S, Process, Zygote
 from tests.integration.servers import NOT_SERVING, SERVING, Servers, fresh_job, until
@@ -27,7 +30,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 COLUMNS, PLACES = 64, 128
 GOES_ON_S = 3.0  # from a server's readiness until training goes on
-SLOW = 4.0  # times as long as on an idle machine
+SLOW = 10.0  # times as long as on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +238,8 @@ def test_a_model_and_its_loader_go_on_to_the_bit_when_the_coordinator_is_restart
 
 def test_a_second_sigterm_ends_a_server_at_once(zygote: Zygote) -> None:
     """It does not wait for calls that are under way, here for whoever watches its health."""
-    servers = Servers(zygote.start, 1)
+    patient = limits.environment(ps_server__process__server__GRACE_S=1000.0)
+    servers = Servers(partial(zygote.start, environment=patient), 1)
     (process,) = servers.processes
     with grpc.insecure_channel(servers.addresses[0], options=CLIENT) as channel:
         request = health_pb2.HealthCheckRequest(service="")
@@ -259,10 +263,10 @@ def second(restarting: Restarting, zygote: Zygote, shard: int) -> Process:
     )
 
 
-def test_a_second_process_of_a_shard_whose_holder_lives_is_refused(
-    restarting: Restarting, zygote: Zygote
-) -> None:
+def test_a_second_process_of_a_shard_whose_holder_lives_is_refused(zygote: Zygote, tmp_path: Path) -> None:
     """With 78, naming the holder's host and pid; a job that trains does not notice."""
+    patient = limits.environment(ps_server__coordinator__fleet__fleet__PROVE_LIMIT_S=100.0)
+    restarting = Restarting(partial(zygote.start, environment=patient), tmp_path)
     refused: list[str] = []
 
     def at_step(_job: str, step: int) -> None:
@@ -277,6 +281,7 @@ def test_a_second_process_of_a_shard_whose_holder_lives_is_refused(
     assert run.undone == [[], []]
     (line,) = refused
     assert f"host {socket.gethostname()}, pid {restarting.processes[1].pid}" in line
+    assert restarting.close() == [0, 0]
 
 
 def test_a_holder_that_does_not_answer_gives_way_and_is_fenced(

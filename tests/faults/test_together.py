@@ -68,6 +68,10 @@ class Run:
     def until_evicted(self, worker: int) -> None:
         until(lambda: not self._present(worker), f"worker {worker} is evicted")
 
+    def until_back(self, worker: int) -> None:
+        """Then the job waits for it: it does not end without it."""
+        until(lambda: self._present(worker), f"worker {worker} joins again")
+
     def _present(self, worker: int) -> bool:
         status = self.servers.status(self.job)
         assert status is not None
@@ -181,6 +185,7 @@ def test_one_joins_again_in_an_epoch_that_ends_with_a_call(runs, num_workers: in
     run.workers[who].signal(signal.SIGCONT)
     run.go(who)
     run.workers[who].wait_line("joining again")
+    run.until_back(who)
     for worker in others:
         run.go(worker)
     run.found(*range(num_workers))

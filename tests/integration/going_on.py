@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ps_worker as ps
+from tests.integration.manifests import manifests
 from tests.until import until
 
 MORE = 8  # steps; an epoch has six
@@ -49,7 +50,7 @@ def check_same(folder: Path, worker: int, rank: int, *, but: str = "nothing") ->
 
 def is_to_die(ends: str, folder: Path, step: int) -> bool:
     """Whether rank 1 is killed here."""
-    return ends == f"dies at {step}" or (ends == "dies" and any(folder.rglob("manifest.json")))
+    return ends == f"dies at {step}" or (ends == "dies" and bool(manifests(folder)))
 
 
 def halt(folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +40,27 @@ def together(bodies: Sequence[Callable[[], Any]]) -> list[Any]:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "a worker hangs"
     return results
+
+
+@contextmanager
+def hearing(*words: str) -> Iterator[threading.Event]:
+    """Gives what is set when a worker of this process says a line that has all of these words."""
+    said = threading.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if all(word in record.getMessage() for word in words):
+                said.set()
+
+    logger, heard = logging.getLogger("ps_worker"), Heard()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(heard)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(heard)
+        logger.setLevel(level)
 
 
 def join(servers: Servers | str, job: str, **options: Any) -> ps.Worker:

@@ -41,6 +41,14 @@ RANKS = (
     + """    print(f"rank {{worker.group_rank}} of {{worker.group_size}}", flush=True)
 """
 )
+# Its run under asp does not end before somebody has let it.
+HELD = SCRIPT.replace(
+    "    worker.finish()\n",
+    """    while os.environ["PS_CONSISTENCY"] == "asp" and not os.path.exists(__file__ + ".goes_on"):
+        time.sleep(0.01)
+    worker.finish()
+""",
+).replace("import sys\n", "import sys\nimport time\n")
 ENDLESS = """
 import time
 import torch
@@ -114,12 +122,13 @@ def test_one_run_that_fails_is_reported_and_the_others_go_on(compare, tmp_path: 
 
 def test_what_was_broken_off_is_gone_on_with_and_nothing_is_repeated(compare, tmp_path: Path):
     """Kill -9 in the second run; the first one's files stay as they are, byte for byte."""
-    process = compare(steps=10)
+    process = compare(script=HELD)
     process.wait_line(r"1/2  bsp, none, 2 workers, seed 0: \d")
     process.kill()
+    (tmp_path / "train.py.goes_on").touch()
     (first,) = [one for one in Folder.open(tmp_path / "out").runs if one.run.model == "bsp"]
     before = (first.path / "result.json").read_bytes()
-    process = compare("--resume")
+    process = compare("--resume", script=HELD)
     process.wait_line("2 runs, 1 done, 1 to do")
     process.wait_line(r"1/1  asp, none, 2 workers, seed 0: \d")
     assert process.wait_end() == 0, process.text
@@ -142,6 +151,17 @@ def test_a_budget_that_is_over_says_what_is_missing(compare, tmp_path: Path):
     assert json.loads((tmp_path / "out" / "experiment.json").read_text())["name"] == "tiny"
 
 
+def test_a_run_stops_when_its_workers_have_used_so_many_samples(compare, tmp_path: Path):
+    text = EXPERIMENT.replace("record = false\n", "").replace("workers = 2", "workers = 1")
+    (tmp_path / "tiny.toml").write_text(text + "[stop]\nsamples = 20\n")
+    process = compare("--only", "bsp", script=ENDLESS)
+    assert process.wait_end() == 0, process.text
+    done = folders(tmp_path)["bsp"]
+    assert done.outcome().ending is Ending.FINISHED
+    (recorded,) = read_recordings(done.records)
+    assert sum(step.samples for step in recorded.steps) >= 20
+
+
 def test_bsp_has_the_same_loss_curve_again_bit_for_bit(compare, tmp_path: Path):
     """Also where other workers are slow: it waits for all of them."""
     slow = '[[profiles]]\nname = "quiet"\n[[profiles]]\nname = "slow"\nstraggler = "transient:p=0.3,f=5"\n'
@@ -159,9 +179,9 @@ def test_bsp_has_the_same_loss_curve_again_bit_for_bit(compare, tmp_path: Path):
 
 def test_the_baselines_run_the_same_script_and_ddp_has_the_same_losses_as_bsp(compare, tmp_path: Path):
     """Bit for bit with two workers, whose mean is rounded once whichever way it is taken; and it stops."""
-    (tmp_path / "evaluate.py").write_text(EVALUATES)
+    (tmp_path / "evaluate.py").write_text(COUNTS)
     text = EXPERIMENT.replace("record = false\n", "").replace('["bsp", "asp"]', '["bsp"]')
-    stop = '[stop]\nsamples = 40\n[evaluation]\nscript = "evaluate.py"\nevery_s = 0.1\n'
+    stop = '[stop]\nmetric = "version"\nat_least = 20\n[evaluation]\nscript = "evaluate.py"\nevery_s = 0.1\n'
     (tmp_path / "tiny.toml").write_text(text + 'baselines = ["none", "ddp"]\n' + stop)
     process = compare(script=ENDLESS)
     assert process.wait_end() == 0, process.text
@@ -194,11 +214,13 @@ model = torch.nn.Linear(4, 1)
 with ps.connect(role="reader", wait=100) as reader:
     ended = False
     while not ended:
-        ended = reader.read(model).ended
+        cut = reader.read(model)
+        ended = cut.ended
         print(json.dumps(dict(unix_s=time.time(), held_s=0.01, norm=float(model.weight.norm()))), flush=True)
         time.sleep(0.05)
 print("this is no look")
 """
+COUNTS = EVALUATES.replace("norm=float(model.weight.norm())", "version=cut.version")
 WHOLE = """
 [evaluation]
 script = "evaluate.py"

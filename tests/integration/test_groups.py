@@ -22,6 +22,7 @@ from .servers import Servers, fresh_job
 pytestmark = pytest.mark.integration
 
 STEPS = 6
+LEASE = "--lease", "60"  # a rank that is silent for half of it ends its group
 RANKS = [(worker, rank) for worker in range(2) for rank in range(2)]
 
 
@@ -469,14 +470,14 @@ def test_groups_whose_servers_and_ranks_were_killed_go_on_from_the_snapshot_to_t
     options = "--snapshot-dir", f"{tmp_path}/snapshots", "--snapshot-every", "5steps"
     script, folder, job = str(Path(going_on.__file__)), str(tmp_path), fresh_job()
     servers = Servers(spawn, 1, *options)
-    groups = start_groups(spawn, servers, script, folder, "dies", job=job, options=("--lease", "4"))
+    groups = start_groups(spawn, servers, script, folder, "dies", job=job, options=LEASE)
     assert groups[0][1].wait_end() == -9, groups[0][1].text
     for process in (*servers.processes, *groups[0], *groups[1]):
         process.kill()
 
     restarting = Restarting(spawn, tmp_path / "snapshots", *options[2:])
     (tmp_path / "halts").touch()
-    groups = start_groups(spawn, restarting, script, folder, "more", job=job)
+    groups = start_groups(spawn, restarting, script, folder, "more", job=job, options=LEASE)
     groups[0][0].wait_line("^halts")
     for shard in range(2):
         restarting.processes[shard].signal(signal.SIGTERM)
@@ -498,12 +499,12 @@ def test_a_group_that_was_killed_goes_on_where_its_job_is_each_rank_with_its_own
 ) -> None:
     """Without a snapshot: up to 2 s of steps are computed again, and all draw what they drew then."""
     script, folder, job = str(Path(going_on.__file__)), str(tmp_path), fresh_job()
-    options = ("--lease", "4")
-    killed = start_groups(spawn, cluster, script, folder, "dies at 15", groups=1, job=job, options=options)
+    killed = start_groups(spawn, cluster, script, folder, "dies at 15", groups=1, job=job, options=LEASE)
     assert killed[0][1].wait_end() == -9
     assert killed[0][0].wait_end() == 75
 
-    assert end_all(start_groups(spawn, cluster, script, folder, "more", groups=1, job=job)) == [0, 0]
+    again = start_groups(spawn, cluster, script, folder, "more", groups=1, job=job, options=LEASE)
+    assert end_all(again) == [0, 0]
     steps = going_on.steps_of(tmp_path)
     assert steps >= 14 + going_on.MORE
     assert end_all(start_groups(spawn, cluster, script, folder, str(steps), groups=1)) == [0, 0]

@@ -10,7 +10,7 @@ import pytest
 from ps_lab.cluster.certificate_authority import make_certificates
 from ps_lab.cluster.ports import free_ports
 
-from .processes import Start
+from .processes import LIMIT_S, Start
 from .servers import SERVING, Servers, wait_health
 
 pytestmark = pytest.mark.integration
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 def _asked(spawn: Start) -> Callable[..., tuple[int, str]]:
     def asked(*words: str) -> tuple[int, str]:
         """Exit code, and the line that was said."""
-        done = spawn("ps-lab", "health", *words)
+        done = spawn("ps-lab", "health", "--limit", f"{LIMIT_S:g}", *words)
         code = done.wait_end()
         assert "Traceback" not in done.text
         return code, done.text.strip()

@@ -21,7 +21,7 @@ from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from .processes import LIMIT_S, Start, ended
 from .raw import Stream
 from .servers import Servers, fresh_job, until
-from .team import join, together, train
+from .team import hearing, join, together, train
 
 pytestmark = pytest.mark.integration
 
@@ -52,11 +52,11 @@ def test_waiting_says_who_is_missing_and_ends_at_the_start_limit(
     )
     job = fresh_job()
     options = ("--servers", cluster.option, "--job", job, "--num-workers", "3", "--worker", "0")
-    worker = spawn("ps-worker", *options, str(script), PS_START_LIMIT="1")
+    worker = spawn("ps-worker", *options, str(script), PS_START_LIMIT="5")
     worker.wait_line("worker 0: waiting for workers 1, 2 to join")
     code, line = ended(worker)
     assert code == 69
-    assert f"StartLimitExceeded: job {job} did not start within 1 s (PS_START_LIMIT); waiting for " in line
+    assert f"StartLimitExceeded: job {job} did not start within 5 s (PS_START_LIMIT); waiting for " in line
     assert line.endswith("workers 1, 2 to join")
     cluster.wait_state(job, None)  # nobody is left and nothing has begun: it is forgotten
 
@@ -250,14 +250,8 @@ def test_a_range_of_workers_starts_with_its_least(cluster: Servers) -> None:
     cluster.wait_state(job, "ended")
 
 
-def test_finishing_says_whom_it_waits_for(cluster: Servers, caplog: pytest.LogCaptureFixture) -> None:
+def test_finishing_says_whom_it_waits_for(cluster: Servers) -> None:
     """A worker without more data names the others; they all end with the same weights."""
-    waiting = threading.Event()
-
-    class Heard(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "waiting for worker 1 (host" in record.getMessage() and "to finish" in record.getMessage():
-                waiting.set()
 
     def body(worker: ps.Worker) -> torch.Tensor:
         table = table_of(worker)
@@ -267,13 +261,8 @@ def test_finishing_says_whom_it_waits_for(cluster: Servers, caplog: pytest.LogCa
         worker.finish()
         return values_of(table)
 
-    logger, heard = logging.getLogger("ps_worker"), Heard()
-    logger.addHandler(heard)
-    try:
-        with caplog.at_level(logging.INFO, "ps_worker"):
-            first, second = train(cluster, body, num_workers=2, consistency="bsp")
-    finally:
-        logger.removeHandler(heard)
+    with hearing("waiting for worker 1 (host", "to finish") as waiting:
+        first, second = train(cluster, body, num_workers=2, consistency="bsp")
     assert (first == -1).all()
     assert torch.equal(first, second)
 

@@ -22,6 +22,7 @@ from .processes import Start, run
 pytestmark = pytest.mark.integration
 
 STEPS = 4
+LEASE = "--lease", "60"  # a rank that is silent for half of it ends its group
 GOES_ON = str(Path(going_on.__file__))
 SCRIPT = """
 import sys, torch, ps_worker as ps
@@ -98,7 +99,7 @@ def test_a_job_without_servers_that_was_killed_goes_on_from_its_snapshot_to_the_
     spawn: Start, tmp_path: Path
 ) -> None:
     """Each rank with its own generators, buffers, and what it has registered."""
-    snapshots = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "5steps", "--lease", "4")
+    snapshots = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "5steps", *LEASE)
     group = ("ps-worker", "--servers", "none", "--nproc", "2")
 
     killed = spawn(*group, *snapshots, GOES_ON, str(tmp_path), "dies")
@@ -172,7 +173,7 @@ def test_where_a_rank_is_killed_with_its_server_the_others_end_and_say_so(
     """The other one has the coordinator, and waits for no answer of the shard that is gone."""
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
-    command = spawn("ps-worker", "--servers", "none", "--nproc", "2", "--lease", "4", str(script))
+    command = spawn("ps-worker", "--servers", "none", "--nproc", "2", *LEASE, str(script))
     pids = dict(command.wait_line(r"^rank (\d) (\d+)").groups() for _ in range(2))
 
     ProcessHandle(int(pids["1"])).send(signal.SIGKILL)

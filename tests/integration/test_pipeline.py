@@ -16,6 +16,7 @@ from tests.faults.links import refusal
 from tests.until import until
 
 from . import stages_apart
+from .manifests import manifests
 from .pipeline_script import batch_of
 from .pipelines import SCRIPT, one_process, start_stages
 from .processes import Start
@@ -89,7 +90,7 @@ def test_a_job_goes_on_from_a_snapshot_in_another_number_of_stages_to_the_same_b
     options = "--snapshot-dir", f"{folder}/snapshots", "--snapshot-every", "5steps"
     servers = Servers(spawn, 1, *options)
     (stages,) = start_stages(spawn, servers, SCRIPT, folder, "1000000", "print", workers=1, job=job)
-    until(lambda: any(tmp_path.rglob("manifest.json")), "a snapshot")
+    until(lambda: manifests(tmp_path), "a snapshot")
     for process in (*servers.processes, *stages):
         process.kill()
     servers = Servers(spawn, 1, *options)

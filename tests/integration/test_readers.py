@@ -98,7 +98,6 @@ def test_a_cut_of_two_asp_workers_has_the_same_updates_everywhere(cluster: Serve
     def body(worker: ps.Worker) -> None:
         start = {"w": torch.zeros(columns, 2, most)}
         table = worker.table(start, optimizer=ps.SGD(lr=1.0), buckets=SMALL)
-        started.set()
         for step in range(most):
             if enough.is_set():
                 break
@@ -106,6 +105,7 @@ def test_a_cut_of_two_asp_workers_has_the_same_updates_everywhere(cluster: Serve
             update[:, worker.rank, step] = -1.0
             table.push({"w": update})
             table.pull().result(LIMIT_S)
+            started.set()
         assert enough.wait(LIMIT_S)
         worker.finish()
 

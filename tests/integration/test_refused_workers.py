@@ -16,7 +16,7 @@ from ps_wire import errors
 
 from .processes import LIMIT_S, Start, ended
 from .servers import Servers, fresh_job
-from .team import join
+from .team import hearing, join, together
 
 pytestmark = pytest.mark.integration
 
@@ -119,13 +119,17 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_model_or_optimizer_is_refused_by_its_first_difference(cluster: Servers, name: str) -> None:
-    """What differs, what the job has, what this worker brings; exit code 78; the job waits on."""
+    """What differs, what the job has, what this worker brings; exit code 78; the job waits on, and starts."""
     make, text = OTHERS[name]
     job = fresh_job()
-    with join(cluster, job, num_workers=2, worker=0, start_limit=0.5) as first:
-        model = linear()
-        with pytest.raises(errors.StartLimitExceeded, match="waiting for worker 1 to join"):
-            first.wrap(sgd(model), model)
+
+    def fits(worker: int) -> None:
+        with join(cluster, job, num_workers=2, worker=worker) as joined:
+            model = linear()
+            joined.wrap(sgd(model), model)
+
+    def others() -> None:
+        assert waiting.wait(LIMIT_S)
         with (
             join(cluster, job, num_workers=2, worker=1) as second,
             pytest.raises(errors.TableMismatch) as refused,
@@ -133,6 +137,10 @@ def test_another_model_or_optimizer_is_refused_by_its_first_difference(cluster: 
             second.wrap(*make())
         assert refused.value.message == f"table 0 of this job differs: {text}"
         assert refused.value.exit_code == 78
+        fits(1)
+
+    with hearing("waiting for worker 1 to join") as waiting:
+        together([lambda: fits(0), others])
 
 
 def test_a_worker_with_another_model_ends_with_78(cluster: Servers, spawn: Start, tmp_path: Path) -> None:

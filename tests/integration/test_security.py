@@ -14,7 +14,7 @@ from ps_wire.access import token as tokens
 from ps_wire.access.access import read
 from ps_wire.errors import ServerUnreachable
 
-from .processes import Process, Start, ended, start
+from .processes import LIMIT_S, Process, Start, ended, start
 from .servers import fresh_job
 
 pytestmark = pytest.mark.integration
@@ -79,7 +79,7 @@ def test_a_job_trains_over_tls_with_a_token_and_no_log_shows_it(spawn: Start, fi
         assert process.wait_end() == 0, process.text
         assert "data goes over tcp" in process.text
     access = read(token_file=files / "token", tls_dir=files / "ours" / "worker", job=None, complain=print)
-    (seen,) = ask(tuple(servers.split(",")), access).jobs
+    (seen,) = ask(tuple(servers.split(",")), access, timeout_s=LIMIT_S).jobs
     assert (seen.name, seen.updates) == (job, 3)
     for process in (first, second, *workers):
         assert TOKEN not in process.text
@@ -135,9 +135,9 @@ def test_probes_need_neither_certificate_nor_token_and_find_nothing_else(spawn: 
     (port,) = free_ports(1)
     options = ("--tls-dir", files / "ours" / "server", "--token-file", files / "token")
     serving(server(spawn, *options, "--health-port", str(port)))
-    assert is_serving(f"127.0.0.1:{port}", timeout_s=20)
+    assert is_serving(f"127.0.0.1:{port}", timeout_s=LIMIT_S)
     with pytest.raises(ServerUnreachable, match="no such server"):
-        ask((f"127.0.0.1:{port}",))
+        ask((f"127.0.0.1:{port}",), timeout_s=LIMIT_S)
 
 
 def test_new_certificates_are_used_for_new_connections_without_a_restart(

@@ -99,17 +99,17 @@ def test_without_a_terminal_or_servers_it_ends_with_one_line(cluster: Servers, s
 
 
 def test_channels_stay_open_and_all_servers_are_asked_in_one_look(cluster: Servers):
-    with Observer(tuple(cluster.addresses)) as observer:
+    with Observer(tuple(cluster.addresses), timeout_s=LIMIT_S) as observer:
         assert [it.shard for it in observer.look().shards] == [0, 1]
         channels = dict(observer._channels)
         observer.look()
         assert observer._channels == channels
-    assert [it.address for it in ask(tuple(cluster.addresses)).shards] == cluster.addresses
+    assert [it.address for it in ask(tuple(cluster.addresses), timeout_s=LIMIT_S).shards] == cluster.addresses
 
 
 def test_a_look_that_failed_begins_with_new_channels(cluster: Servers):
     """So that certificates of then are shown, and gRPC's own pause is not waited for."""
-    with Observer((cluster.addresses[0], "127.0.0.1:1"), timeout_s=5.0) as observer:
+    with Observer((cluster.addresses[0], "127.0.0.1:1"), timeout_s=LIMIT_S) as observer:
         with pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1"):
             observer.look()
         assert not observer._channels
@@ -117,7 +117,7 @@ def test_a_look_that_failed_begins_with_new_channels(cluster: Servers):
 
 def test_servers_in_the_wrong_order_are_named(cluster: Servers):
     with pytest.raises(ShardMismatch, match="stands in place 0"):
-        ask(tuple(reversed(cluster.addresses)))
+        ask(tuple(reversed(cluster.addresses)), timeout_s=LIMIT_S)
 
 
 def test_the_page_shows_the_lanes_in_a_browser(cluster: Servers, spawn: Start, tmp_path: Path):

@@ -13,6 +13,7 @@ COMES_AGAIN = f"{LOOPS}::test_who_comes_again_goes_on_in_the_loop_in_which_the_j
 BEHIND = f"{LOOPS}::test_who_comes_while_the_others_are_behind_a_loop_goes_on_there_and_makes_their_calls"
 GOES_BACK = f"{LOOPS}::test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot"
 UNDONE = f"{LOOPS}::test_a_decision_to_stop_that_is_undone_with_its_steps_stops_nothing"
+VOID = "tests/component/snapshots/test_void_rest.py"
 ROUNDS = "tests/unit/ps_worker/membership/test_round_barrier.py"
 
 MUTANTS = (
@@ -73,8 +74,8 @@ MUTANTS = (
     Mutant(
         name="again: who comes to a job that has begun cannot stop it before its loop",
         file=DATA,
-        text="        return self._back_to is not None and self._stop > 0\n",
-        fault="        return self._back_to is not None\n",
+        text="        if self._stop > 0:\n",
+        fault="        if self._back_to is not None:\n",
         tests=(
             "tests/component/members/test_stop_job.py::test_who_comes_again_may_stop_the_job_before_its_loop",
         ),
@@ -82,17 +83,157 @@ MUTANTS = (
     Mutant(
         name="again: a job that went back has begun no epoch, for a person who stops it",
         file="ps_server/coordinator/jobs/job.py",
-        text="        self._forget_loops(saved.shares)\n",
-        fault="        self._forget_loops()\n",
+        text="        self.loops.go_back(max((it.epoch for it in saved.shares if it.trains and it.used), default=-1))\n",
+        fault="        self.loops.go_back(-1)\n",
         tests=(f"{LOOPS}::test_a_job_that_is_stopped_as_it_goes_back_ends_behind_the_epoch_of_its_snapshot",),
     ),
     Mutant(
         name="again: an epoch that a worker asked for and has used nothing of counts as begun, in a snapshot",
         file="ps_server/coordinator/jobs/job.py",
-        text="for it in shares if it.trains and it.used)",
-        fault="for it in shares if it.trains)",
+        text="for it in saved.shares if it.trains and it.used)",
+        fault="for it in saved.shares if it.trains)",
         tests=(
             "tests/unit/ps_server/coordinator/test_rolled_back.py::test_who_is_stopped_ends_after_the_newest_epoch_of_which_the_snapshot_has_steps",
+        ),
+    ),
+    Mutant(
+        name="void: a loader that it trains on hands out before the script has gone back",
+        file=DATA,
+        text="        if self.is_rewound and self._trains(loader):\n            return False\n",
+        fault="",
+        tests=(
+            f"{VOID}::test_a_loader_that_is_iterated_before_the_script_goes_back_hands_out_nothing_of_what_is_undone",
+        ),
+    ),
+    Mutant(
+        name="void: steps on what is in hand count before the script has gone back",
+        file="ps_worker/step/batch_in_hand.py",
+        text="        return self._void or self._is_rewound()\n",
+        fault="        return self._void\n",
+        tests=(f"{VOID}::test_what_it_steps_on_there_with_a_batch_in_hand_does_not_count",),
+    ),
+    Mutant(
+        name="void: pushes into a table count before the script has gone back",
+        file="ps_worker/table.py",
+        text="BatchInHand(host.is_rewound)",
+        fault="BatchInHand()",
+        tests=(f"{VOID}::test_pushes_into_a_table_do_not_count_there",),
+    ),
+    Mutant(
+        name="void: steps that do not count go on for ever",
+        file=DATA,
+        text="        if self._dropped > MANY_DROPPED:\n",
+        fault="        if False:\n",
+        tests=(f"{VOID}::test_one_whose_batches_are_its_own_there_is_told_and_does_not_step_for_ever",),
+    ),
+    Mutant(
+        name="void: a validation passes for the epoch that is gone back into",
+        file=DATA,
+        text="        if self._back_to == self._epoch and self._trains(loader):\n",
+        fault="        if self._back_to == self._epoch:\n",
+        tests=(f"{VOID}::test_a_validation_behind_the_epoch_that_is_gone_back_into_does_not_pass_for_that",),
+    ),
+    Mutant(
+        name="void: a loader that was left by break is inside its epoch in a snapshot",
+        file="ps_worker/data/loader.py",
+        text="        return self._next if self._now is None or self._under_way is None else self._now\n",
+        fault="        return self._now or self._next\n",
+        tests=(f"{VOID}::test_a_loader_that_was_left_by_break_is_at_its_next_epoch_when_its_job_goes_back",),
+    ),
+    Mutant(
+        name="void: who has left its loop in what is undone finishes",
+        file=DATA,
+        text='        if self.is_rewound:\n            raise self._sent_back("the script has left its loop")\n',
+        fault="",
+        tests=(
+            f"{VOID}::test_a_script_that_is_behind_its_loops_is_not_let_finish_and_runs_them_again[a break in the rest of a body]",
+        ),
+    ),
+    Mutant(
+        name="void: a pass behind the loops goes back by itself, and the loops do not",
+        file=DATA,
+        text="        return self._back_to is None and any(loader.goes_on for loader in self._loaders)\n",
+        fault="        return any(loader.goes_on for loader in self._loaders)\n",
+        tests=(
+            f"{VOID}::test_a_script_that_is_behind_its_loops_is_not_let_finish_and_runs_them_again[a pass behind the loops]",
+        ),
+    ),
+    Mutant(
+        name="void: a batch to validate on takes the script to the job's next call",
+        file="ps_worker/steps.py",
+        text="        if not self.data.returns:\n            self.together.arrive()\n",
+        fault="        self.together.arrive()\n",
+        tests=(f"{VOID}::test_a_call_of_all_there_is_none_of_the_jobs",),
+    ),
+    Mutant(
+        name="void: a batch before the script's loop begins the cut's step",
+        file="ps_worker/steps.py",
+        text="        elif not self.data.returns:  # of what is undone there is nothing to keep\n",
+        fault="        else:\n",
+        tests=(
+            f"{VOID}::test_a_snapshot_that_is_taken_before_the_loop_is_gone_back_to_in_it[in a process that comes again]",
+        ),
+    ),
+    Mutant(
+        name="void: a snapshot of before the first loop sends nobody back",
+        file=DATA,
+        text="        if self._rewound and saved.epoch is None:  # of before its first loop\n",
+        fault="        if False:\n",
+        tests=(f"{VOID}::test_a_snapshot_that_is_taken_before_the_loop_is_gone_back_to_in_it[at the start]",),
+    ),
+    Mutant(
+        name="void: a state that is loaded in what is undone is the job's",
+        file="ps_worker/job/job_link.py",
+        text="        if self._listener.went_back():\n            self._listener.say(",
+        fault="        if False:\n            self._listener.say(",
+        tests=(f"{VOID}::test_a_state_of_the_optimizer_that_is_loaded_there_is_not_the_jobs",),
+    ),
+    Mutant(
+        name="void: a table is made in what is undone",
+        file="ps_worker/job/job_link.py",
+        text="        if self._listener.went_back():\n            raise",
+        fault="        if False:\n            raise",
+        tests=(f"{VOID}::test_a_parameter_that_is_added_there_makes_no_table_of_the_job",),
+    ),
+    Mutant(
+        name="void: what is undone is in the note of an epoch",
+        file="ps_worker/steps.py",
+        text="        if self.data.arrived and not undone and not self.link.resumption.begin_epoch(epoch):\n",
+        fault="        if self.data.arrived and not self.link.resumption.begin_epoch(epoch):\n",
+        tests=(f"{VOID}::test_what_it_changes_there_is_in_no_note_that_another_process_goes_on_from",),
+    ),
+    Mutant(
+        name="void: in a loop of the script's own a decision to stop is never undone",
+        file=DATA,
+        text="        return any(loader.is_awaited for loader in self._loaders if self._trains(loader))\n",
+        fault="        return False\n",
+        tests=(f"{VOID}::test_in_a_loop_of_its_own_a_decision_to_stop_is_undone_until_its_loader_goes_on",),
+    ),
+    Mutant(
+        name="void: what a person has stopped goes on when its job goes back",
+        file="ps_server/coordinator/jobs/loops.py",
+        text="        if not self.for_good:\n",
+        fault="        if True:\n",
+        tests=(
+            "tests/unit/ps_server/coordinator/test_rolled_back.py::test_what_a_person_has_stopped_stays_stopped_and_what_a_worker_has_does_not",
+        ),
+    ),
+    Mutant(
+        name="void: what a worker has stopped stays so when its job goes back",
+        file="ps_server/coordinator/jobs/loops.py",
+        text="        if not self.for_good:\n",
+        fault="        if False:\n",
+        tests=(
+            "tests/unit/ps_server/coordinator/test_rolled_back.py::test_what_a_person_has_stopped_stays_stopped_and_what_a_worker_has_does_not",
+        ),
+    ),
+    Mutant(
+        name="carriers: a shard that breaks off once as it is reached over the wanted carrier is never reached",
+        file="ps_worker/transport/carrier_choice.py",
+        text="TRIES = 3 ",
+        fault="TRIES = 1 ",
+        tests=(
+            "tests/component/connections/test_carrier_choice.py::test_a_shard_that_breaks_off_as_it_is_reached_over_the_wanted_carrier_is_reached_later",
         ),
     ),
     Mutant(

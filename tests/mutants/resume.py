@@ -18,8 +18,8 @@ MUTANTS = (
     Mutant(
         name="resume: a loop begins at its first epoch",
         file=DATA,
-        text="            self._go_to(at)\n            if",
-        fault="            if",
+        text="            self._go_to(at)\n            self",
+        fault="            self",
         tests=(ALL_LEFT, JOINS),
     ),
     Mutant(
@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         name="resume: what is replayed is pushed",
         file=BATCH,
-        text="        self.void = self._replays = self.behind > 0\n",
+        text="        self._void = self._replays = self.behind > 0\n",
         fault="        self._replays = self.behind > 0\n",
         tests=(ALL_LEFT,),
     ),
@@ -154,8 +154,8 @@ MUTANTS = (
     Mutant(
         name="resume: a loop whose batches are its own goes back by itself",
         file=DATA,
-        text="return any(self._epoch is not None or loader.goes_on for loader in self._loaders)",
-        fault="return self._epoch is not None or any(loader.goes_on for loader in self._loaders)",
+        text="            return bool(self._loaders)\n",
+        fault="            return True\n",
         tests=(f"{RESUME}::test_a_loop_whose_batches_are_its_own_hears_of_a_rollback",),
     ),
 )

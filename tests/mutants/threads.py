@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         name="each table of a worker has its own thread",
         file="ps_worker/table.py",
-        text="        with self._host.inside:\n            if not self._host.announce()",
-        fault="        with type(self._host.inside)():\n            if not self._host.announce()",
+        text="        with self._host.inside:\n            if self._host.announce()",
+        fault="        with type(self._host.inside)():\n            if self._host.announce()",
         tests=(f"{TABLE}::test_tables_of_one_worker_are_one",),
     ),
     Mutant(

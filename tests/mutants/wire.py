@@ -266,8 +266,8 @@ MUTANTS = (
     Mutant(
         name="a push under ssp does not wait",
         file="ps_worker/table.py",
-        text=" and self._opens():\n",
-        fault=":\n",
+        text="            elif self._opens():\n",
+        fault="            else:\n",
         tests=(
             f"{BOUNDED}::test_law_5_the_gap_of_who_only_pushes_is_bounded_and_no_weights_travel",
             f"{BOUNDED}::test_an_abstention_waits_too",

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.until import LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
 import sys
@@ -15,13 +19,14 @@ sys.exit(pytest.main(["--collect-only", "-p", "no:cacheprovider", *sys.argv[1:]]
 """
 
 
+@pytest.mark.timeout(400)
 def test_it_can_be_collected_without_torch_and_grpc():
     dry = subprocess.run(
         ["make", "-n", "free-threaded", "PYTHON_FREE=python"],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=True,
     )
     files = [word for word in dry.stdout.split() if word.startswith("tests/")]
@@ -31,7 +36,7 @@ def test_it_can_be_collected_without_torch_and_grpc():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=2 * LIMIT_S,  # to import all these files
         check=False,
     )
     assert outcome.returncode == 0, outcome.stdout

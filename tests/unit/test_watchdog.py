@@ -12,6 +12,8 @@ import pytest
 
 from tests.until import LIMIT_S
 
+pytestmark = pytest.mark.timeout(400)  # a run of pytest is several processes, one after the other
+
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import ctypes, os, signal, threading
@@ -28,10 +30,15 @@ def never_comes_back():
 def test_before(): pass
 def test_after(): pass
 """
+STUCK = """
+import pytest
+@pytest.mark.timeout(3)
+def test_stuck(): never_comes_back()
+"""
 
 
 def run(folder: Path, body: str, *options: str, conftest: str = "") -> subprocess.CompletedProcess[str]:
-    """A run of pytest on these tests, with small limits."""
+    """A run of pytest on these tests."""
     (folder / "test_it.py").write_text(PRELUDE + body)
     (folder / "conftest.py").write_text(PRELUDE.partition("def test")[0] + conftest)
     return subprocess.run(
@@ -39,14 +46,14 @@ def run(folder: Path, body: str, *options: str, conftest: str = "") -> subproces
             *(sys.executable, "-m", "pytest", "-p", "tests.watchdog", "-p", "no:cacheprovider"),
             *("-p", "xdist", "-p", "pytest_timeout"),
             *("--rootdir", str(folder), "-c", str(folder / "pytest.ini"), "--confcutdir", str(folder)),
-            *("--timeout", "3", *options, str(folder)),
+            *("--timeout", "100", *options, str(folder)),
         ],
         cwd=ROOT,
         # Of all that is installed these plugins alone: with others each process takes twice as long to start.
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=3 * LIMIT_S,
         check=False,
     )
 
@@ -57,7 +64,7 @@ def _ini(tmp_path: Path) -> None:
 
 
 def test_a_test_that_keeps_the_gil_is_ended_with_its_name_and_its_stacks(tmp_path: Path):
-    ended = run(tmp_path, "def test_stuck(): never_comes_back()\n")
+    ended = run(tmp_path, STUCK)
     assert ended.returncode == -signal.SIGABRT
     said = r"is stuck for more than 4 s at \S*test_it.py::test_stuck; it is ended by SIGABRT"
     assert re.search(said, ended.stderr), ended.stderr
@@ -66,7 +73,7 @@ def test_a_test_that_keeps_the_gil_is_ended_with_its_name_and_its_stacks(tmp_pat
 
 
 def test_under_xdist_the_others_go_on(tmp_path: Path):
-    ended = run(tmp_path, "def test_stuck(): never_comes_back()\ndef test_last(): pass\n", "-n", "2")
+    ended = run(tmp_path, f"{STUCK}def test_last(): pass\n", "-n", "2")
     assert ended.returncode == 1, ended.stderr
     assert "1 failed, 3 passed" in ended.stdout
     assert "in test_stuck" in ended.stderr
@@ -101,7 +108,20 @@ def test_a_process_that_vanishes_between_tests_says_how(tmp_path: Path):
 
 def test_a_process_that_cannot_end_is_ended_with_its_stacks(tmp_path: Path):
     body = "def test_leaves(): threading.Thread(target=threading.Event().wait).start()\n"
-    ended = run(tmp_path, body, conftest="def pytest_sessionfinish(): watchdog.QUIET_S = 1.0\n")
+    # Its time begins when the watcher reads that it has: once the main thread waits for the other one.
+    conftest = """
+def pytest_unconfigure(config):
+    (it,) = [it for it in config.pluginmanager.get_plugins() if isinstance(it, watchdog.Watchdog)]
+    watchdog.QUIET_S = 1.0
+    it._watcher.send_signal(signal.SIGSTOP)
+
+    def go_on():
+        threading.main_thread().join()
+        it._watcher.send_signal(signal.SIGCONT)
+
+    threading.Thread(target=go_on, daemon=True).start()
+"""
+    ended = run(tmp_path, body, conftest=conftest)
     assert "3 passed" in ended.stdout
     assert ended.returncode == -signal.SIGABRT
     assert "is stuck for more than 1 s at the end of its process" in ended.stderr
@@ -110,23 +130,26 @@ def test_a_process_that_cannot_end_is_ended_with_its_stacks(tmp_path: Path):
 
 def test_the_process_that_hands_out_the_tests_is_watched_too(tmp_path: Path):
     conftest = """
-def pytest_runtest_logreport(report):
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        never_comes_back()
+import pytest
 
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_logstart():
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        watchdog.QUIET_S = 1.0
+        watchdog.QUIET_S = 3.0
+        yield
+        never_comes_back()
+    else:
+        yield
 """
     ended = run(tmp_path, "", "-n", "1", conftest=conftest)
     assert ended.returncode == -signal.SIGABRT
-    assert "is stuck for more than 1 s at waiting for tests" in ended.stderr
+    assert "is stuck for more than 3 s at waiting for tests" in ended.stderr
     assert "in never_comes_back" in ended.stderr
 
 
 def test_a_limit_of_its_own_counts(tmp_path: Path):
-    body = "import pytest\n@pytest.mark.timeout(30)\ndef test_slow(): ctypes.PyDLL(None).usleep(4_500_000)\n"
-    ended = run(tmp_path, body)
+    body = "import pytest\n@pytest.mark.timeout(100)\ndef test_slow(): ctypes.PyDLL(None).usleep(4_500_000)\n"
+    ended = run(tmp_path, body, "--timeout", "3", "-k", "test_slow")
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -15,7 +15,7 @@ refused. In the first two cases all that it pushed counts, in the last what had 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ps_server.agreement.gate import Gate, gate_of
@@ -41,7 +41,6 @@ from ps_server.coordinator.jobs.roster import Roster
 from ps_server.coordinator.jobs.saved_job import SavedJob
 from ps_server.coordinator.jobs.table_starts import TableStarts
 from ps_wire.errors import ConfigurationRefused, Evicted, JobMismatch, PsError, ServerNotReady
-from ps_wire.snapshot.saved_epoch import SavedEpoch
 from ps_wire.spec import consistency as models
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
@@ -352,7 +351,8 @@ class Job:
         self.starts.clear()
         self.epochs.clear()
         self.calls.collectives.clear()
-        self._forget_loops()
+        self.ends.clear()
+        self.loops.clear()
         return [ToShards(pb.Order(drop_job=pb.DropJob(job=self.name)))]
 
     # -- outcomes of orders ----------------------------------------------------------------------------
@@ -461,7 +461,8 @@ class Job:
         self.starts.restore(saved)
         self.epochs.restore(saved.shares)
         self.calls.collectives.roll_back()
-        self._forget_loops(saved.shares)
+        self.ends.clear()
+        self.loops.go_back(max((it.epoch for it in saved.shares if it.trains and it.used), default=-1))
         known = bool(self.roster.members)
         self.roster.end_incarnations(floor)
         actions: list[Action] = []
@@ -495,15 +496,11 @@ class Job:
         """A worker, or a person, wants the job to end, after the newest epoch that a worker has begun."""
         if self.phase.state is JobState.ENDED:
             return []
-        if not self.loops.stop("a person" if member is None else member.holder, reason):
+        who = "a person" if member is None else member.holder
+        if not self.loops.stop(who, reason, for_good=member is None):
             return []
         notice = pb.Notice(text=self.loops.stopped)
         return [tell(other, notice=notice) for other in self.roster.here() if other is not member]
-
-    def _forget_loops(self, shares: Iterable[SavedEpoch] = ()) -> None:
-        """The job is as it was at its start, or at a snapshot with these shares: nobody has gone since."""
-        self.ends.clear()
-        self.loops.begin_anew(max((it.epoch for it in shares if it.trains and it.used), default=-1))
 
     # -- its end ---------------------------------------------------------------------------------------
 

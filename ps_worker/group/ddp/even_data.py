@@ -80,6 +80,11 @@ class EvenData:
         finally:
             self.current_epoch = None
 
+    def begin_iteration(self, loader: Loader) -> bool:
+        """See `LoaderListener`."""
+        del loader
+        return True
+
     def begin_iterator(self) -> None:
         """See `LoaderListener`."""
 
@@ -96,5 +101,5 @@ class EvenData:
         self.samples += samples
         self.latest = samples
 
-    def arrive(self) -> None:
+    def arrive(self, loader: Loader) -> None:
         """See `LoaderListener`."""

@@ -169,6 +169,26 @@ def test_a_carrier_that_is_wanted_and_not_reached_is_a_named_error(cluster: Clus
         )
 
 
+def test_a_shard_that_breaks_off_as_it_is_reached_over_the_wanted_carrier_is_reached_later(cluster: Cluster):
+    """As one that is being started again: a worker that was told to take `uds` does not end for that."""
+    broken: list[int] = []
+    reach = carrier_choice.CarrierChoice._reach
+
+    def breaks_off(self: Any, shard: int, *given: Any) -> Any:
+        if broken.count(shard) < carrier_choice.TRIES - 1:
+            broken.append(shard)
+            raise ps.ConnectionLost("Connection reset by peer")
+        return reach(self, shard, *given)
+
+    def body(worker: ps.Worker) -> None:
+        worker.table({"w": torch.zeros(3000)}, optimizer=ps.SGD(lr=1.0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier_choice.CarrierChoice, "_reach", breaks_off)
+        run_workers(cluster, body, carrier="uds")
+    assert broken
+
+
 def test_a_shard_that_differs_is_said_by_itself(cluster: Cluster, monkeypatch: Any):
     with offers(cluster, shm="", uds="@nobody-is-there"):
         cluster.shards[0]._service.carriers = (shard_pb2.Carrier(name="grpc"),)

@@ -9,9 +9,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ps_worker as ps
-from ps_lab.status.observer import ask
 from ps_wire.errors import UsageError
-from tests.component.service import Cluster, fresh_name, run_workers, together
+from tests.component.service import Cluster, fresh_name, run_workers, status_of, together
 from tests.until import LIMIT_S
 
 DATA = TensorDataset(torch.arange(96.0).reshape(48, 2))
@@ -30,8 +29,7 @@ def train(model: torch.nn.Module, optimizer: ps.WrappedOptimizer, x: torch.Tenso
 
 
 def used(cluster: Cluster, job: str) -> list[tuple[int, int]]:
-    epochs = ask(tuple(cluster.servers.split(","))).job(job).epochs
-    return [(use.epoch, use.used) for use in epochs]
+    return [(use.epoch, use.used) for use in status_of(cluster).job(job).epochs]
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:3", "asp"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,14 +15,11 @@ from ps_lab.jobs.calls import stop
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.status.observer import ask
 from ps_wire.access.access import OPEN
-from ps_wire.access.channel import dial
-from ps_wire.snapshot.store import SnapshotStore
-from ps_wire.v1 import coordinator_pb2 as pb
-from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_worker.data.position import Position, Positions
+from tests.component import undone as undoing
 from tests.component.service import Cluster, fresh_name, together
+from tests.component.undone import Undone
 from tests.inside import data_of
-from tests.taking import Taking
 from tests.until import LIMIT_S
 
 LOOPS = (2, 3)  # epochs of each; of 12 steps for one worker
@@ -107,13 +103,6 @@ def undisturbed(one_shard: Cluster) -> Run:
     assert run.bodies == BODIES
     assert used(one_shard, job) == dict.fromkeys(range(1, sum(LOOPS)), SAMPLES)  # the last four
     return run
-
-
-def go_back(durable: Cluster, folder: Path, job: str) -> None:
-    """A person has it go back to its newest snapshot."""
-    snapshot = SnapshotStore(str(folder / "snapshots")).names(job)[-1]
-    with dial(durable.servers, OPEN) as channel:
-        CoordinatorStub(channel).Restore(pb.RestoreRequest(job=job, snapshot=snapshot), timeout=LIMIT_S)
 
 
 def used(cluster: Cluster, job: str) -> dict[int, int]:
@@ -216,32 +205,6 @@ def test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot(durabl
     assert set(used(durable, job).values()) == {SAMPLES}
 
 
-class Undone:
-    """A model whose job takes a snapshot, and goes back to it some steps later."""
-
-    def __init__(self, cluster: Cluster, folder: Path, job: str) -> None:
-        self._cluster, self._folder, self._job = cluster, folder, job
-        self._model = torch.nn.Linear(6, 2)
-
-    def wrap(self, worker: ps.Worker) -> ps.Loader:
-        self._optimizer = worker.wrap(torch.optim.SGD(self._model.parameters(), lr=0.1), self._model)
-        return worker.loader(TensorDataset(torch.zeros(SAMPLES, 6)), batch_size=BATCH)
-
-    def step(self, x: torch.Tensor) -> None:
-        self._model(x).square().mean().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def take(self) -> None:
-        """Before a step: begins to take the snapshot, which has this step, or the next, as its first."""
-        self._taking = Taking(self._cluster.servers, self._job)
-        self._taking.wait_fixed()
-
-    def go_back(self) -> None:
-        self._taking.wait()
-        go_back(self._cluster, self._folder, self._job)
-
-
 def test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after(durable, tmp_path):
     """The job goes back while its worker is between two epochs: it asks for the next, and goes elsewhere."""
     job, bodies = fresh_name(), []
@@ -284,7 +247,7 @@ def test_a_decision_to_stop_that_is_undone_with_its_steps_stops_nothing(durable,
         worker.finish()
     assert bodies == [0, 1, 2, 1, 2]
     assert lasts == [2, 2]
-    assert used(durable, job)[2] == SAMPLES
+    assert used(durable, job)[2] == undoing.STEPS * BATCH
 
 
 def test_where_no_loop_of_ours_goes_back_an_undone_decision_to_stop_stops_nothing(durable, tmp_path):
@@ -322,7 +285,7 @@ def test_a_job_that_is_stopped_as_it_goes_back_ends_behind_the_epoch_of_its_snap
                 assert "after epoch 1" in stop(durable.servers.split(",")[0], job, OPEN, reason="enough").why
         worker.finish()
     assert bodies == [0, 1, 1]
-    assert used(durable, job)[1] == SAMPLES
+    assert used(durable, job)[1] == undoing.STEPS * BATCH
 
 
 def test_a_job_that_is_stopped_in_the_first_loop_begins_no_other_one(one_shard):

@@ -58,8 +58,7 @@ def test_five_terminals_status_and_ctrl_c_in_each(spawn, monkeypatch):
         status.wait_end()
         return status.text
 
-    until(lambda: " running " in shown(), "the job trains")
-    assert "3 of 3" in shown()
+    until(lambda: " running " in (text := shown()) and "3 of 3" in text, "the job trains, with all three")
     assert ctrl_c(workers[0]) == [130]
     assert not any(process.is_over for process in workers[1:])  # they go on without it
     assert ctrl_c(*workers[1:]) == [130, 130]

@@ -21,7 +21,7 @@ FEW = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]")
 
 def report(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from ps_lab.cli import main; main()", "report", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
 
 
 def test_it_says_what_was_found_and_where_the_report_is(tmp_path: Path) -> None:

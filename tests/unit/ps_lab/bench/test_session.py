@@ -16,6 +16,12 @@ from tests.until import LIMIT_S
 TAKES_TURNS = "from ps_lab.bench.turns import read_configuration, take_turns\nread_configuration()\n"
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test leaves a process that holds another's output open: all of it comes before the end."""
+    monkeypatch.setattr("ps_lab.cluster.child.DRAIN_S", LIMIT_S)
+
+
 @pytest.fixture(name="shown")
 def _shown() -> list[tuple[str, str]]:
     return []

@@ -15,6 +15,12 @@ from tests.unit.ps_lab.cluster.gone import wait_gone
 from tests.until import LIMIT_S
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test leaves a process that holds a child's output open: all of it comes before the end."""
+    monkeypatch.setattr("ps_lab.cluster.child.DRAIN_S", LIMIT_S)
+
+
 class Recorded:
     """A child whose lines and end can be waited for."""
 

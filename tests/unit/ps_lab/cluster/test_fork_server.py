@@ -290,6 +290,7 @@ def test_a_child_of_a_command_is_forked_and_read_as_any(monkeypatch: pytest.Monk
     """The real fork server, once: torch is there, no thread is, and the child's lines and end come."""
     server = ForkServer()
     monkeypatch.setattr(fork_server, "shared", server)
+    monkeypatch.setattr("ps_lab.cluster.child.DRAIN_S", LIMIT_S)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     ended: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

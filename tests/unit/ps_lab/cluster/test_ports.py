@@ -9,6 +9,7 @@ import pytest
 
 from ps_lab.cluster.ports import HOST, PORTS, PortChooser, free_ports
 from ps_wire.errors import Unavailable
+from tests.until import LIMIT_S
 
 FEW = range(40)
 CHOOSES = """
@@ -33,7 +34,11 @@ def in_another_process(file: Path, count: int) -> set[int]:
     """What `of_few` has chosen there; it has ended."""
     words = (str(file), str(FEW.stop), str(count))
     done = subprocess.run(
-        [sys.executable, "-c", CHOOSES, *words], stdout=subprocess.PIPE, text=True, timeout=60, check=True
+        [sys.executable, "-c", CHOOSES, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
     )
     return {int(port) for port in done.stdout.split()}
 

@@ -110,9 +110,33 @@ def test_who_is_stopped_ends_after_the_newest_epoch_of_which_the_snapshot_has_st
     roll_back(desk, dataclasses.replace(saved(0, 1), shares=tuple(shares)))
     desk.job.stop(None, "enough")
     assert desk.job.loops.last == 3
+    other = Desk(2)
+    other.start()
+    other.job.loops.begin(7)
+    roll_back(other, saved(0, 1))
+    other.job.stop(None, "enough")
+    assert other.job.loops.last == 0
+
+
+def test_what_a_person_has_stopped_stays_stopped_and_what_a_worker_has_does_not():
+    """A worker has decided by steps that are undone."""
+    desk = Desk(2)
+    one, _ = desk.start()
+    desk.job.loops.begin(7)
+    desk.do(desk.job.stop(one, "enough"))
     roll_back(desk, saved(0, 1))
-    desk.job.stop(None, "enough")
-    assert desk.job.loops.last == 0
+    assert (desk.job.loops.last, desk.job.loops.stopped) == (None, "")
+    desk.job.loops.begin(5)
+    desk.do(desk.job.stop(None, "enough"))
+    roll_back(desk, saved(0, 1))
+    assert desk.job.loops.last == 5
+    assert not desk.job.loops.begin(6)
+    other = Job("j", "bsp", 2)
+    other.loops.load(desk.job.loops.dump())
+    other.loops.go_back(3)
+    assert other.loops.last == 5
+    desk.do(desk.job.drop())
+    assert desk.job.loops.last is None
 
 
 def test_who_does_not_come_back_is_waited_for_as_long_as_its_lease():

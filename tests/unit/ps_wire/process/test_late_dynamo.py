@@ -79,6 +79,10 @@ assert vars(step)["__dynamo_disable"] is not step
 @pytest.mark.parametrize("then", [BY_A_MODULE, BY_COMPILING], ids=["by a module", "by compiling"])
 def test_optimizers_do_without_it_until_it_is_asked_for(then):
     run = subprocess.run(
-        [sys.executable, "-c", BEGIN + then], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [sys.executable, "-c", BEGIN + then],
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_S,  # to compile takes a core for long
+        check=False,
     )
     assert run.returncode == 0, run.stderr

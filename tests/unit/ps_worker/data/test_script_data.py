@@ -53,7 +53,7 @@ def test_a_later_loop_does_not_train_what_an_earlier_one_is_sent_back_to() -> No
     later = data.epochs(range(3))
     assert next(later) == 0
     data.rewind(Positions(epoch=1, loaders=()))
-    with pytest.raises(RolledBack, match="epoch 1, which is one of an earlier loop"):
+    with pytest.raises(RolledBack, match="epoch 1, and that is one of an earlier loop"):
         next(later)
     assert list(data.epochs(range(2))) == [1]
     assert list(data.epochs(range(3))) == [0, 1, 2]

@@ -71,6 +71,7 @@ def test_who_leaves_a_broken_group_leaves_no_thread_in_a_call_that_waits_for_ano
         return wires.setdefault(rank, Waited(make(prefixed, rank, size, **options)))
 
     monkeypatch.setattr(module, "ProcessGroupGloo", gloo)
+    monkeypatch.setattr("ps_worker.group.channel.CLOSE_LIMIT_S", LIMIT_S)
 
     def form(rank: int) -> Group:
         return Group(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from datetime import timedelta
 
 import pytest
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from ps_wire.errors import ConfigurationRefused, JobUnknown, StartLimitExceeded, UsageError
 from ps_wire.process.ranks import Ranks
@@ -15,6 +16,7 @@ from ps_worker.group.rendezvous import machine
 from ps_worker.job import own_servers
 from ps_worker.job.own_servers import OwnServers
 from ps_worker.settings import STORE
+from tests.until import LIMIT_S
 
 SECOND = {"PS_SERVERS": "none", "PS_GROUP_SIZE": "2", "PS_GROUP_RANK": "1"}
 
@@ -48,7 +50,14 @@ def test_a_server_that_cannot_start_is_told_to_all_ranks(store: Store) -> None:
         second()
 
 
-def test_a_rank_that_does_not_come_is_named(store: Store) -> None:
+def test_a_rank_that_does_not_come_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store itself, to which the limit applies as well, is there, but may take its time."""
+
+    def patient(*given: object, timeout: timedelta, **options: object) -> TCPStore:
+        assert timeout == timedelta(seconds=0.1)
+        return TCPStore(*given, timeout=timedelta(seconds=LIMIT_S), **options)
+
+    monkeypatch.setattr(own_servers, "TCPStore", patient)
     with pytest.raises(StartLimitExceeded, match=r"rank 0 of 2 did not start its server within 0\.1 s"):
         second(start_limit=0.1)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-import ps_server.shard.table.cuts
 from ps_server.agreement.gate import gate_of
+from ps_server.shard.table import cuts
 from ps_server.shard.table.table import ShardTable
 from ps_wire.errors import PushOutOfOrder, StrangerRefused
 from ps_wire.frames import frame as wire
@@ -16,7 +15,6 @@ from ps_wire.frames.carrier import Message
 from ps_wire.spec.consistency import ASP, BSP, Consistency
 from ps_wire.spec.plan import Plan
 from ps_wire.spec.table import BucketOptions, Hyperparameters, OptimizerSpec, ParameterSpec, TableSpec
-from tests.until import LIMIT_S
 
 ELEMENTS = 1024
 KEY = wire.FIRST_READER, 1
@@ -26,11 +24,9 @@ LR = {"lr": 1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": F
 class Outlet:
     def __init__(self) -> None:
         self.frames: list[wire.Frame] = []
-        self.came = threading.Event()
 
     def send(self, message: Message) -> None:
         self.frames.append(wire.decode(message.encoded()))
-        self.came.set()
 
     def write_along(self, *_: object) -> bool:
         return False
@@ -38,6 +34,38 @@ class Outlet:
     @property
     def kinds(self) -> list[wire.Kind]:
         return [frame.kind for frame in self.frames]
+
+
+class Timer:
+    """That comes to its end when the test says so."""
+
+    def __init__(self, _name: str, limit_s: float, run: Callable[[], object], **_: object) -> None:
+        self.limit_s, self._run = limit_s, run
+        self.started = self.cancelled = False
+
+    def start(self) -> None:
+        self.started = True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def end(self) -> None:
+        assert self.started
+        assert not self.cancelled
+        self._run()
+
+
+@pytest.fixture(name="timers")
+def _timers(monkeypatch: pytest.MonkeyPatch) -> list[Timer]:
+    """Those of all cuts, the newest one last."""
+    made: list[Timer] = []
+
+    def timer(*given: object, **options: object) -> Timer:
+        made.append(Timer(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(cuts.watched, "timer", timer)
+    return made
 
 
 def table_of(model: Consistency, num_workers: int = 1, partitions: int = 1) -> ShardTable:
@@ -80,26 +108,28 @@ def await_cut(table: ShardTable, outlet: Outlet, partitions: int = 1) -> None:
     table.receive(frame, outlet, member=False)
 
 
-def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ps_server.shard.table.cuts, "HOLD_LIMIT_S", 0.1)
+def test_a_shard_without_a_coordinator_gives_a_cut_up_by_itself(timers: list[Timer]) -> None:
     table, outlet = table_of(ASP()), Outlet()
     assert table.cut.hold(KEY) == {0: 0}
     table.receive(push(), outlet, member=True)
     assert not outlet.frames
-    assert outlet.came.wait(LIMIT_S)
+    (limit,) = timers
+    assert limit.limit_s == cuts.HOLD_LIMIT_S
+    limit.end()
     assert outlet.kinds == [wire.Kind.ACK]
 
 
-def test_the_end_of_an_old_cut_leaves_the_limit_of_the_next_one(monkeypatch: Any) -> None:
+def test_the_end_of_an_old_cut_leaves_the_limit_of_the_next_one(timers: list[Timer]) -> None:
     """It comes late, from a coordinator that was slow to give the old one up."""
-    monkeypatch.setattr(ps_server.shard.table.cuts, "HOLD_LIMIT_S", 0.1)
     table, outlet = table_of(ASP()), Outlet()
     table.cut.hold(KEY)
     table.cut.hold((KEY[0], 2))
     table.cut.end(KEY)
     table.receive(push(), outlet, member=True)
     assert not outlet.frames
-    assert outlet.came.wait(LIMIT_S)
+    assert [timer.cancelled for timer in timers] == [True, False]
+    timers[-1].end()
+    assert outlet.kinds == [wire.Kind.ACK]
 
 
 def test_a_cut_is_behind_the_step_that_a_worker_has_pushed_before_it_left() -> None:

@@ -1,0 +1,367 @@
+"""What a script does between its job's going back and its own, in the rest of a body or behind its loops.
+
+Nothing of that counts, and nothing of it keeps the script from going back.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ps_worker as ps
+from tests.component.service import Cluster, fresh_name, together
+from tests.component.undone import BATCH, STEPS, Undone
+from tests.until import LIMIT_S
+
+EPOCHS = 4
+ALL = EPOCHS * STEPS
+
+
+@pytest.fixture
+def num_durable() -> int:
+    return 1
+
+
+@pytest.fixture
+def undone(durable: Cluster, tmp_path: Path) -> Undone:
+    return Undone(durable, tmp_path, fresh_name())
+
+
+class Bodies(list[int]):
+    """The epochs whose bodies a script began; it takes its snapshot in the first pass through epoch 1."""
+
+    def __init__(self, undone: Undone) -> None:
+        super().__init__()
+        self._undone = undone
+
+    def train(self, batches: Any, *, back_at: int | None = None) -> int:
+        """Steps on all of them; the job goes back before step `back_at` of the first pass through epoch 2."""
+        number = 0
+        for number, (x,) in enumerate(batches, 1):
+            if self == [0, 1] and number == 3:
+                self._undone.take()
+            if self == [0, 1, 2] and number == back_at:
+                self._undone.go_back()
+            self._undone.step(x)
+        return number
+
+
+def test_a_loader_that_is_iterated_before_the_script_goes_back_hands_out_nothing_of_what_is_undone(undone):
+    """It hears of it in a call at the head of a body: the loader's state is inside an epoch before."""
+    bodies = Bodies(undone)
+    with undone.connect() as worker:
+        loader, trained = undone.wrap(worker), []
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            if bodies == [0, 1, 2]:
+                undone.go_back()
+            worker.barrier()
+            trained.append(bodies.train(loader))
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert trained[2] == 0
+        assert worker.step == ALL
+
+
+def test_a_second_loader_that_it_trains_on_takes_no_step_there(undone):
+    """The job goes back in the iteration over the first one."""
+    bodies = Bodies(undone)
+    with undone.connect() as worker:
+        loaders = undone.wrap(worker), undone.loader(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            bodies.train(loaders[0], back_at=4)
+            for (x,) in loaders[1]:
+                undone.step(x)
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert worker.step == 2 * ALL
+
+
+def test_what_it_steps_on_there_with_a_batch_in_hand_does_not_count(undone):
+    """Also where gradients leave with backward: several steps with each batch, and one behind the last."""
+    bodies = Bodies(undone)
+    with undone.connect() as worker:
+        loader = undone.wrap(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            for number, (x,) in enumerate(loader):
+                if bodies == [0, 1] and number == 2:
+                    undone.take()
+                if bodies == [0, 1, 2] and number == 3:
+                    undone.go_back()
+                    undone.step(x)
+                    undone.step(x)
+                undone.step(x)
+            if bodies == [0, 1, 2]:
+                undone.step(x)
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert worker.step == ALL
+
+
+def test_one_whose_batches_are_its_own_there_is_told_and_does_not_step_for_ever(undone):
+    """It has a loader of ours, to validate on, and steps until the job has so many steps."""
+    bodies, heard = Bodies(undone), []
+    with undone.connect() as worker:
+        loader, x = undone.wrap(worker), torch.zeros(BATCH, 6)
+        while True:
+            try:
+                for epoch in worker.epochs(EPOCHS):
+                    bodies.append(epoch)
+                    while worker.step < (epoch + 1) * STEPS:
+                        if bodies == [0, 1] and worker.step == STEPS + 2:
+                            undone.take()
+                        if bodies == [0, 1, 2] and worker.step == 2 * STEPS + 2:
+                            undone.go_back()
+                        undone.step(x)
+                    assert sum(1 for _ in loader) == STEPS
+                worker.finish()
+                break
+            except ps.RolledBack as error:
+                heard.append(error.message)
+        assert len(heard) == 1
+        assert "batches of its own" in heard[0]
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert worker.step == ALL
+
+
+def test_pushes_into_a_table_do_not_count_there(undone):
+    bodies = Bodies(undone)
+    with undone.connect() as worker:
+        loader = undone.wrap(worker)
+        table = worker.table({"count": torch.zeros(1)}, optimizer=ps.SGD(lr=1.0))
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            for number, (x,) in enumerate(loader):
+                if bodies == [0, 1] and number == 2:
+                    undone.take()
+                if bodies == [0, 1, 2] and number == 3:
+                    undone.go_back()
+                undone.step(x)
+                table.push({"count": -torch.ones(1)})
+            if bodies == [0, 1, 2]:
+                table.push({"count": -torch.ones(1)})
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert table.pull().result(LIMIT_S).values["count"].item() == table.step == ALL
+
+
+@pytest.mark.parametrize("heard", ["in its validation", "in a call before"])
+def test_a_validation_behind_the_epoch_that_is_gone_back_into_does_not_pass_for_that(undone, heard):
+    """The loader to validate on hands out, as always; the loop goes to the rest of that epoch."""
+    bodies, trained = Bodies(undone), []
+    with undone.connect() as worker:
+        loader, held_out = undone.wrap(worker), undone.loader(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            trained.append(bodies.train(loader))
+            if bodies == [0, 1]:
+                undone.go_back()
+                if heard == "in a call before":
+                    worker.barrier()
+            assert sum(1 for _ in held_out) == STEPS
+        worker.finish()
+        assert bodies == [0, 1, 1, 2, 3]
+        assert 0 < trained[2] < STEPS
+        assert worker.step == ALL
+
+
+def test_a_loader_that_was_left_by_break_is_at_its_next_epoch_when_its_job_goes_back(undone):
+    """Some batches to validate on; else its state would be inside an epoch that the loop is beyond."""
+    bodies = Bodies(undone)
+    with undone.connect() as worker:
+        loader, held_out = undone.wrap(worker), undone.loader(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            bodies.train(loader, back_at=4)
+            for number, _ in enumerate(held_out):
+                if number == 2:
+                    break
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert worker.step == ALL
+
+
+@pytest.mark.parametrize("where", ["a pass behind the loops", "a break in the rest of a body"])
+def test_a_script_that_is_behind_its_loops_is_not_let_finish_and_runs_them_again(undone, where):
+    """The job would end at the snapshot, without a word."""
+    bodies, heard, passed = Bodies(undone), [], []
+    with undone.connect() as worker:
+        loader, held_out = undone.wrap(worker), undone.loader(worker)
+        while True:
+            try:
+                for epoch in worker.epochs(EPOCHS):
+                    bodies.append(epoch)
+                    bodies.train(loader, back_at=4 if where.startswith("a break") else None)
+                    if bodies == [0, 1, 2] and where.startswith("a break"):
+                        break
+                if not heard and where.startswith("a pass"):
+                    undone.go_back()
+                    passed.append(sum(1 for _ in held_out))
+                worker.finish()
+                break
+            except ps.RolledBack as error:
+                heard.append(error.step)
+        assert len(heard) == 1
+        assert passed == []
+        assert bodies[-3:] == [1, 2, 3]
+        assert worker.step == ALL
+
+
+def test_a_call_of_all_there_is_none_of_the_jobs(durable, tmp_path):
+    """One worker validates and then reduces there; the other one, a new process, is in the job already."""
+    undone = Undone(durable, tmp_path, fresh_name())
+    gone, back = threading.Event(), threading.Event()
+
+    def process(rank: int, *, again: bool = False) -> list[tuple[int, float]]:
+        mine = Undone(durable, tmp_path, undone.job)
+        sums, left = [], again
+        with mine.connect(num_workers=2, worker=rank) as worker:
+            loader, held_out = mine.wrap(worker), mine.loader(worker)
+            for epoch in worker.epochs(EPOCHS):
+                for number, (x,) in enumerate(loader):
+                    if (rank, epoch, number) == (0, 1, 1):
+                        undone.take()
+                    if (epoch, number, left) == (2, 1, False):
+                        left = True
+                        if rank == 1:
+                            gone.set()
+                            worker.leave("it is gone")
+                            assert back.wait(LIMIT_S)
+                            return []
+                        assert gone.wait(LIMIT_S)
+                        undone.go_back()
+                        back.set()
+                    mine.step(x)
+                assert sum(1 for _ in held_out) == STEPS // 2
+                sums.append((epoch, worker.all_reduce(float(epoch), "max")))
+            worker.finish()
+        return sums
+
+    first, second = together([lambda: process(0), lambda: process(1) or process(1, again=True)], LIMIT_S)
+    assert first == [(epoch, float(epoch)) for epoch in (0, 1, 2, 1, 2, 3)]
+    assert second == [(epoch, float(epoch)) for epoch in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("comes_again", [False, True], ids=["at the start", "in a process that comes again"])
+def test_a_snapshot_that_is_taken_before_the_loop_is_gone_back_to_in_it(undone, comes_again):
+    """A script validates first: a batch of that begins no step of an epoch that the script is not in."""
+    bodies, done = [], False
+    if comes_again:
+        with undone.connect() as worker:
+            loader = undone.wrap(worker)
+            undone.loader(worker)
+            for epoch in worker.epochs(EPOCHS):
+                for number, (x,) in enumerate(loader):
+                    if (epoch, number) == (1, 3):
+                        worker.leave("it is gone")
+                        break
+                    undone.step(x)
+                if epoch == 1:
+                    break
+    with undone.connect() as worker:
+        loader, held_out = undone.wrap(worker), undone.loader(worker)
+        undone.take()
+        assert sum(1 for _ in held_out) == STEPS
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            for number, (x,) in enumerate(loader):
+                if (epoch, number, done) == (2, 3, False):
+                    done = True
+                    undone.go_back()
+                undone.step(x)
+        worker.finish()
+        assert bodies == ([1, 2, 1, 2, 3] if comes_again else [0, 1, 2, 0, 1, 2, 3])
+        assert worker.step == ALL
+
+
+def test_a_state_of_the_optimizer_that_is_loaded_there_is_not_the_jobs(undone):
+    bodies, found = Bodies(undone), []
+    with undone.connect() as worker:
+        loader = undone.wrap(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            bodies.train(loader, back_at=4)
+            if bodies == [0, 1, 2]:
+                state = undone.optimizer.state_dict()
+                for entry in state["state"].values():
+                    entry["momentum_buffer"].fill_(77.0)
+                undone.optimizer.load_state_dict(state)
+                found = [it["momentum_buffer"] for it in undone.optimizer.state_dict()["state"].values()]
+        worker.finish()
+    assert bodies == [0, 1, 2, 1, 2, 3]
+    assert found
+    assert max(tensor.max().item() for tensor in found) < 77.0
+
+
+def test_a_parameter_that_is_added_there_makes_no_table_of_the_job(undone):
+    """A process cannot take it back: it ends, and the one that is started again goes back."""
+    bodies, more = Bodies(undone), torch.nn.Linear(2, 2)
+    undone.model.add_module("more", more)
+    undone.model.forward = lambda x: torch.nn.functional.linear(x, undone.model.weight, undone.model.bias)
+    with undone.connect() as worker:
+        undone.optimizer = worker.wrap(
+            torch.optim.SGD([undone.model.weight, undone.model.bias], lr=0.1), undone.model
+        )
+        loader = undone.loader(worker)
+        for epoch in worker.epochs(3):
+            bodies.append(epoch)
+            bodies.train(loader, back_at=4)
+            if bodies == [0, 1, 2]:
+                with pytest.raises(ps.RolledBack, match="table 1 before it has gone there"):
+                    undone.optimizer.add_param_group({"params": list(more.parameters())})
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2]
+        assert worker.step == 3 * STEPS
+
+
+def test_what_it_changes_there_is_in_no_note_that_another_process_goes_on_from(undone):
+    """It comes back within a call that tells it nothing, at the end of a body; then it is killed."""
+    bodies, ends = Bodies(undone), []
+
+    with suppress(InterruptedError), undone.connect() as worker:
+        loader, count = undone.wrap(worker), torch.zeros(1)
+        worker.register_state("count", count)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            for number, (x,) in enumerate(loader):
+                if bodies == [0, 1] and number == 2:
+                    undone.take()
+                if bodies == [0, 1, 2, 1]:
+                    raise InterruptedError
+                undone.step(x)
+            if epoch == 2:
+                undone.go_back()
+                worker.stop_job("enough")
+            count += 1
+    with undone.connect() as worker:
+        loader, count = undone.wrap(worker), torch.zeros(1)
+        worker.register_state("count", count)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.train(loader)
+            count += 1
+            ends.append((epoch, worker.step, count.item()))
+        worker.finish()
+    assert ends == [(epoch, (epoch + 1) * STEPS, epoch + 1.0) for epoch in (1, 2, 3)]
+
+
+def test_in_a_loop_of_its_own_a_decision_to_stop_is_undone_until_its_loader_goes_on(undone):
+    heard, trained = [], []
+    bodies = Bodies(undone)
+    with undone.connect(on_rollback=heard.append) as worker:
+        loader = undone.wrap(worker)
+        for number in range(5):
+            bodies.append(number)
+            trained.append(bodies.train(loader, back_at=4))
+            if number == 2:
+                worker.stop_job("enough")
+        worker.finish()
+    assert len(heard) == 1
+    assert trained[3] > 0
+    assert trained[4] == STEPS
