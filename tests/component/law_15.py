@@ -76,12 +76,14 @@ class Training:
 
         def body(worker: ps.Worker) -> int:
             taking = threading.Thread(target=take, args=(cluster, self.job, self.taken))
-            step = -1
+            step, last = -1, until if snapshot_at is None else None
             try:
                 for step in train(worker):
                     if worker.rank == 0 and step == snapshot_at:
                         taking.start()
-                    if step >= until and (snapshot_at is None or self.taken.is_set()):
+                    if last is None and self.taken.is_set():
+                        last = max(until, step + 2)  # two steps behind the cut, however late it is
+                    if last is not None and step >= last:
                         break
             finally:
                 self._turns.leave(worker.rank)

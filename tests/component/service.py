@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import torch
 
 import ps_worker as ps
+from ps_lab.status.observer import ask
+from ps_lab.status.status import Status
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.process.server import Server, ServerOptions
@@ -212,6 +214,11 @@ class Cluster:
     def close(self) -> None:
         for index in reversed(range(len(self.shards))):
             self.stop(index)
+
+
+def status_of(cluster: Cluster, access: Access = OPEN) -> Status:
+    """All that its servers say of themselves and their jobs."""
+    return ask(tuple(cluster.servers.split(",")), access, timeout_s=LIMIT_S)
 
 
 def threads_of_workers() -> set[threading.Thread]:

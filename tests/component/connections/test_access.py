@@ -13,9 +13,11 @@ import torch
 
 import ps_worker as ps
 from ps_lab.cluster.certificate_authority import make_certificates
-from ps_lab.status.observer import ask, is_serving
+from ps_lab.status.observer import is_serving
 from ps_server.coordinator import readers
 from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc import complaints
+from ps_wire.access import tls_diagnosis
 from ps_wire.access import token as tokens
 from ps_wire.access.access import Access, read
 from ps_wire.errors import (
@@ -33,9 +35,10 @@ from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
+from ps_worker.transport import grpc_service
 from ps_worker.transport.connection import Connection
 from tests.component.connections.guarded_calls import SERVICE, Calls
-from tests.component.service import Cluster, LoopThread, fresh_name, run_workers
+from tests.component.service import Cluster, LoopThread, fresh_name, run_workers, status_of
 from tests.until import LIMIT_S
 
 
@@ -63,6 +66,13 @@ def guarded(files: Path) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gatekeeper, "ANSWER_AFTER_S", 0.0)
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks for what is wrong with TLS waits for each answer as long as it takes."""
+    monkeypatch.setattr(tls_diagnosis.diagnose, "__defaults__", (LIMIT_S,))
+    monkeypatch.setattr(grpc_service, "LIMIT_S", LIMIT_S)
 
 
 def token_of(files: Path, job: str) -> Path:
@@ -103,6 +113,7 @@ def test_the_token_of_a_job_runs_that_job_its_reader_included(guarded: Cluster, 
         joined(guarded, job="other", token_file=token_file)
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize(
     ("changed", "error", "text"),
     [
@@ -137,7 +148,7 @@ def test_who_has_not_both_is_refused_at_once_and_told_what_is_missing(
     paths = {**guarded.settings, **settings}
     access = read(token_file=paths["token_file"], tls_dir=paths["tls_dir"], job="default", complain=print)
     with pytest.raises(error, match=text):
-        ask(tuple(guarded.servers.split(",")), access)
+        status_of(guarded, access)
 
 
 def test_with_certificates_a_server_without_tls_is_named(one_shard: Cluster, files: Path):
@@ -247,7 +258,7 @@ def test_who_has_the_token_of_one_job_takes_no_readers_place_of_another(
 def ask_all(cluster: Cluster, **changed: Any) -> Any:
     settings = {**cluster.settings, **changed}
     job = settings.pop("job", None)
-    return ask(tuple(cluster.servers.split(",")), read(job=job, complain=print, **settings))
+    return status_of(cluster, read(job=job, complain=print, **settings))
 
 
 def test_with_the_token_of_one_job_status_shows_that_job_alone(guarded: Cluster, files: Path):
@@ -315,6 +326,7 @@ def test_what_opens_the_data_of_one_job_opens_that_of_no_other(
     carrier: str,
 ):
     """A worker of one job says in its HELLO that it is of the other, with the token for one connection."""
+    monkeypatch.setattr(complaints, "MAX_LINES", 1000)  # which all strangers share, those of other tests too
     victim, own = fresh_name(), fresh_name()
     with ps.connect(servers=guarded.servers, job=victim, **guarded.settings) as worker:
         push_and_pull(worker)

@@ -12,7 +12,8 @@ import pytest
 
 import ps_worker as ps
 from ps_wire.errors import JobFull, UsageError, WorkerNumberTaken
-from tests.component.service import Cluster, fresh_name
+from tests.component.service import Cluster, fresh_name, threads_of_workers
+from tests.until import until
 
 
 def join(cluster: Cluster, job: str, **given: Any) -> ps.Worker:
@@ -55,19 +56,15 @@ def test_only_a_number_that_this_process_holds_in_this_job_is_named(cluster: Clu
 
 
 def test_leaving_ends_every_thread_and_so_does_a_refused_join(cluster: Cluster):
-    def threads() -> list[str]:
-        mine = ("ps-member", "ps-heartbeat", "ps-shard-", "ps-watch-")
-        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(mine))
-
-    before, job = threads(), fresh_name()
+    before, job = threads_of_workers(), fresh_name()  # those of other tests may be about to end
     with join(cluster, job):
-        joined = threads()
+        joined = threads_of_workers() - before
         of_shards = [f"ps-{what}-{shard}" for what in ("shard", "watch") for shard in range(2)]
-        assert joined == sorted([*before, "ps-heartbeat", "ps-member", *of_shards])
+        assert sorted(thread.name for thread in joined) == ["ps-heartbeat", "ps-member", *of_shards]
         with pytest.raises(JobFull):
             join(cluster, job)
-        assert threads() == joined
-    assert threads() == before
+        until(lambda: threads_of_workers() - before == joined, "those of the refused join have ended")
+    until(lambda: threads_of_workers() <= before, "all have ended")
 
 
 def test_a_worker_that_nobody_leaves_stays_until_someone_does(cluster: Cluster):

@@ -11,6 +11,7 @@ import torch
 import ps_worker as ps
 from ps_wire.errors import ServerUnreachable, TokenRefused
 from ps_worker.exchange import in_flight
+from ps_worker.membership import member_stream
 from ps_worker.process import waiting
 from ps_worker.process.waiting import AFTER_S, AGAIN_S, LongWaits, Wait, wait_of, waits
 from ps_worker.transport.lost_shards import ANSWER_LIMIT_S, lost_shards
@@ -160,6 +161,7 @@ def test_who_waits_while_a_shard_is_dead_names_the_shard_and_no_worker(durable: 
     monkeypatch.setattr(waiting, "AFTER_S", 0.2)
     monkeypatch.setattr(waiting, "AGAIN_S", 0.2)
     monkeypatch.setattr(in_flight, "REPORT_WAIT_S", 0.2)
+    monkeypatch.setattr(member_stream, "HEARTBEAT_S", 0.25)  # with each it is looked who waits
     job, stepped = fresh_name(), threading.Barrier(2, lambda: durable.kill(1))
     over = threading.Barrier(2, lambda: durable.start_again(1))  # then both leave, and the servers, at once
 
@@ -170,7 +172,7 @@ def test_who_waits_while_a_shard_is_dead_names_the_shard_and_no_worker(durable: 
 
     def body(rank: int) -> list[str]:
         said: list[str] = []
-        worker = ps.connect(servers=durable.servers, job=job, num_workers=2, worker=rank, lease=1.0)
+        worker = ps.connect(servers=durable.servers, job=job, num_workers=2, worker=rank)
         try:
             model = torch.nn.Linear(64, 64)
             optimizer = worker.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, buckets=SMALL)

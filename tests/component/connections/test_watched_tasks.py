@@ -175,7 +175,7 @@ def test_a_bug_while_steps_of_all_shards_are_closed_is_told_to_who_waits(
             broken.clear()
 
     run_workers(cluster, body)
-    assert "bug while closing a step" in caplog.messages
+    until(lambda: "bug while closing a step" in caplog.messages, "it is logged")
 
 
 def test_connections_are_accepted_after_a_bug(

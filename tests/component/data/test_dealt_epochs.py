@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab.status.observer import ask
 from ps_wire.spec.epochs import EpochPiece
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.job.job_link import JobLink
 from tests.component.loaders import Stream, Unmoved
-from tests.component.service import fresh_name, together
+from tests.component.service import fresh_name, status_of, together
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
@@ -205,7 +204,7 @@ def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(
 
     first, second = together([body(0), body(1)])
     assert sorted(first + second) == list(range(60))
-    (use,) = ask(tuple(one_shard.servers.split(","))).job(job).epochs
+    (use,) = status_of(one_shard).job(job).epochs
     assert (use.epoch, use.samples, use.used, use.over) == (0, 60, 60, True)
 
 

@@ -12,7 +12,6 @@ import torch
 import ps_worker as ps
 from ps_lab.jobs import calls as job_calls
 from ps_lab.snapshots import calls as snapshot_calls
-from ps_lab.status.observer import ask
 from ps_server.coordinator import readers
 from ps_wire.access.access import OPEN
 from ps_wire.errors import (
@@ -26,7 +25,7 @@ from ps_wire.errors import (
 )
 from ps_wire.snapshot.store import DROPPED, MARK, SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
-from tests.component.service import Cluster, fresh_name
+from tests.component.service import Cluster, fresh_name, status_of
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
 
@@ -86,7 +85,7 @@ def test_the_name_of_a_job_that_was_dropped_begins_anew(cluster):
     dropped = drop(cluster, job)
     assert (dropped.state, dropped.tables, list(dropped.workers), dropped.snapshots) == ("ended", 1, [], 0)
     assert held_bytes(cluster, job) == 0
-    assert ask(tuple(cluster.servers.split(","))).job(job) is None
+    assert status_of(cluster).job(job) is None
     with connect(cluster, job, consistency="asp", num_workers="1:2") as worker:
         assert not worker.ended
         assert step(table_of(worker, 5.0)) == 4
@@ -98,7 +97,7 @@ def test_a_suspended_job_is_dropped_too(cluster):
     job = fresh_name()
     with connect(cluster, job) as worker:
         step(table_of(worker))
-    until(lambda: ask(tuple(cluster.servers.split(","))).job(job).state == "suspended")
+    until(lambda: status_of(cluster).job(job).state == "suspended")
     assert drop(cluster, job).state == "suspended"
     assert run_to_the_end(cluster, job, 7.0) == 6
 
@@ -263,7 +262,7 @@ def test_the_snapshots_of_a_dropped_job_stay_and_it_does_not_go_on_from_them(dur
     assert run_to_the_end(durable, job, 5.0) == 4
     drop(durable, job)
     list(snapshot_calls.restore(durable.servers.split(","), store, job, name, OPEN))
-    assert ask(tuple(durable.servers.split(","))).job(job).state == "ended"
+    assert status_of(durable).job(job).state == "ended"
 
 
 def test_a_job_that_could_not_go_back_is_dropped_as_one_that_sleeps(durable):
@@ -306,9 +305,9 @@ def test_a_sleeping_job_is_dropped(durable):
     durable.kill(0)
     durable.start_again(0)
     until(lambda: all(durable.coordinator._fleet.addresses), "all shards are registered")
-    until(lambda: ask(tuple(durable.servers.split(","))).job(job) is not None)
+    until(lambda: status_of(durable).job(job) is not None)
     assert drop(durable, job).state == "asleep"
-    assert ask(tuple(durable.servers.split(","))).job(job) is None
+    assert status_of(durable).job(job) is None
     assert run_to_the_end(durable, job, 5.0) == 4
 
 

@@ -12,7 +12,7 @@ import ps_worker as ps
 from tests.component.interrupting import interrupted_at, settled, sgd
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, seeded
-from tests.component.service import Cluster, run_workers
+from tests.component.service import LIMIT_S, Cluster, run_workers
 
 EACH = ps.BucketOptions(bucket_bytes=1, first_bucket_bytes=1)
 STRIDE = 5  # of the lines that one test interrupts
@@ -34,6 +34,7 @@ SHARING = (
 )
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("way", "overlap", "consistency", "options", "start"),
     [(*OVERLAPPING, start) for start in range(STRIDE)]
@@ -70,7 +71,7 @@ def test_wherever_ctrl_c_lands_in_backward_or_step_training_goes_on(
         assert_same(model, plain)
         return line
 
-    (lines,) = run_workers(cluster, body, consistency=consistency)
+    (lines,) = run_workers(cluster, body, consistency=consistency, limit_s=2.8 * LIMIT_S)
     assert lines > 100
 
 

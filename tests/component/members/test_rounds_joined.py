@@ -214,7 +214,7 @@ def test_who_makes_one_table_of_two_holds_the_others_up_for_a_limit_only(one_sha
 def test_all_who_come_back_to_a_suspended_job_go_on_in_step(one_shard):
     """All left in the middle of a round; those who come one after the other begin with the first table."""
     job = fresh_name()
-    going = threading.Barrier(2)
+    going, came = threading.Barrier(2), threading.Event()
 
     def leaves(rank):
         with connect(one_shard, job, rank, "bsp", 2) as worker:
@@ -224,10 +224,13 @@ def test_all_who_come_back_to_a_suspended_job_go_on_in_step(one_shard):
 
     def comes(rank):
         with connect(one_shard, job, rank, "bsp", 2) as worker:
+            if rank:
+                came.set()
             pair = Tables(worker)
             for _ in range(ROUNDS):
                 pair.step(0)
                 pair.step(1)
+            assert came.wait(LIMIT_S)  # else the job may end before the other one is there
             worker.finish()
             return pair.steps
 

@@ -11,7 +11,6 @@ import pytest
 
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
-from ps_lab.status.observer import ask
 from ps_server.coordinator import recovery
 from ps_server.coordinator.fleet.generations import Generations
 from ps_server.coordinator.recovery import REFUSED_S
@@ -22,7 +21,7 @@ from ps_wire.errors import Fenced, JobFull, MemoryLimitExceeded, PsError, Snapsh
 from ps_wire.snapshot.store import SnapshotStore
 from ps_wire.v1 import coordinator_pb2 as pb
 from tests.component.holding import storage_that_hangs
-from tests.component.service import Cluster, fresh_name
+from tests.component.service import Cluster, fresh_name, status_of
 from tests.component.snapshots.one_table import step, table_of
 from tests.until import LIMIT_S, until
 
@@ -213,7 +212,7 @@ def test_a_job_that_sleeps_is_seen_until_somebody_comes_to_it(durable):
     assert take_while_training(durable, job) is None
     durable.kill(0)
     durable.start_again(0)
-    seen = lambda: ask((durable.servers,)).job(job)  # noqa: E731
+    seen = lambda: status_of(durable).job(job)  # noqa: E731
     until(seen, "the coordinator has looked into the folder")
     assert seen().state == "asleep"
     with ps.connect(servers=durable.servers, job=job, num_workers=1, lease=25) as worker:

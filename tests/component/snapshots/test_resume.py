@@ -15,7 +15,6 @@ from torch.utils.data import TensorDataset
 
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
-from ps_lab.status.observer import ask
 from ps_server.coordinator import live_extras
 from ps_server.coordinator.fleet.fleet import Fleet
 from ps_wire.access.access import OPEN
@@ -25,8 +24,9 @@ from ps_worker.membership import coordinator_calls
 from ps_worker.membership.coordinator_calls import CoordinatorCalls
 from ps_worker.membership.noting import Noting
 from ps_worker.process import stopping
-from tests.component.service import Cluster, fresh_name, together
+from tests.component.service import Cluster, fresh_name, status_of, together
 from tests.inside import link_of
+from tests.taking import Taking
 from tests.until import LIMIT_S, until
 
 EPOCHS, SAMPLES, BATCH = 5, 48, 4
@@ -124,7 +124,7 @@ def same(run: Run, other: Run) -> None:
 
 
 def used(cluster: Cluster, job: str) -> dict[int, int]:
-    return {use.epoch: use.used for use in ask(tuple(cluster.servers.split(","))).job(job).epochs}
+    return {use.epoch: use.used for use in status_of(cluster).job(job).epochs}
 
 
 @pytest.mark.parametrize("at", [0, 1, 12, 17, 23, 24, 59])
@@ -568,19 +568,15 @@ def test_one_worker_that_goes_back_to_an_earlier_epoch_has_its_schedules_of_then
     durable, undisturbed, dies_after, told
 ):
     """The script has no line about it; its loop goes back, and ends as a run that nobody disturbed."""
-    job, run, taken = fresh_name(), Run(), threading.Event()
+    job, run, taking = fresh_name(), Run(), []
     left, heard = [dies_after], []
 
-    def take() -> None:
-        list(snapshot_calls.take(durable.servers, job, OPEN))
-        taken.set()
-
-    taking = threading.Thread(target=take)
-
     def dies(step: int) -> None:
-        if step == 14 and taking.ident is None:  # it comes there again
-            taking.start()
-        if step >= 14 and left[0] and taken.wait(0.02 if step < 20 else 1.0):
+        if step == 14 and not taking:  # it comes there again
+            taking.append(Taking(durable.servers, job))
+            taking[0].wait_fixed()
+        if step >= 17 and left[0]:
+            taking[0].wait()
             left[0] -= 1
             if not left[0]:
                 durable.kill(0)

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import ps_worker as ps
-from ps_lab.snapshots import calls as snapshot_calls
 from ps_server.coordinator import recovery
 from ps_server.shard import hand_off, hand_off_file
 from ps_server.shard.hand_off_file import HandOffFile
@@ -36,6 +35,7 @@ from tests.component.saving import save
 from tests.component.service import Cluster, fresh_name, together
 from tests.component.snapshots.one_table import step, table_of
 from tests.inside import link_of
+from tests.taking import Taking
 from tests.until import LIMIT_S, until
 
 
@@ -65,7 +65,7 @@ def test_all_go_back_to_the_snapshot_together_and_go_on_bit_exactly(durable, tmp
             return values, seen, link_of(worker).presence.joined.incarnation
 
     whole = together([lambda rank=rank: train(rank, "whole", faults=False) for rank in range(2)])
-    found = together([lambda rank=rank: train(rank, job, faults=True) for rank in range(2)], 60.0)
+    found = together([lambda rank=rank: train(rank, job, faults=True) for rank in range(2)], 1.8 * LIMIT_S)
     for (expected, _, _), (values, seen, incarnation) in zip(whole, found, strict=True):
         assert seen == [(saved_at, saved_at)]
         assert torch.equal(values, expected)
@@ -100,34 +100,26 @@ def test_a_service_goes_on_past_65535_generations(aged, durable, tmp_path):
     assert 65_535 << 32 < incarnations[1] < incarnations[2]
 
 
-PATIENT_AFTER = 25  # steps: then a busy machine gets time to write the snapshot before the run is over
-
-
 class Faults:
     """Takes a snapshot of a job that runs, and has a server die some steps after it is there."""
 
     def __init__(self, cluster: Cluster, job: str, *, takes_at: int, lost: int) -> None:
         self._cluster, self._job, self._takes_at, self._lost = cluster, job, takes_at, lost
-        self._taken = threading.Event()
-        self._died = False
+        self._taking: Taking | None = None
         self._left = 3  # steps until it dies
 
     def at_step(self, step: int) -> None:
         """By one worker, before each step."""
-        if step == self._takes_at:
-            threading.Thread(target=self._take, daemon=True).start()
-        late = step > self._takes_at + PATIENT_AFTER  # before, steps that a cut needs are taken quickly
-        if step < self._takes_at or self._died or not self._taken.wait(0.5 if late else 0.02):
+        if step == self._takes_at and self._taking is None:
+            self._taking = Taking(self._cluster.servers.split(",")[0], self._job)
+            self._taking.wait_fixed()
+        if self._taking is None or step < self._takes_at + 3 or not self._left:
             return
+        self._taking.wait()
         self._left -= 1
         if self._left == 0:
-            self._died = True
             self._cluster.kill(self._lost)
             self._cluster.start_again(self._lost)
-
-    def _take(self) -> None:
-        list(snapshot_calls.take(self._cluster.servers.split(",")[0], self._job, OPEN))
-        self._taken.set()
 
 
 EPOCHS, SAMPLES = 3, 240
@@ -169,7 +161,7 @@ def test_a_training_loop_rewinds_epochs_loader_and_scheduler(durable, told):
             return train(worker, faults)
 
     faults = Faults(durable, job, takes_at=35, lost=1)
-    found = together([lambda rank=rank: run(job, faults, rank) for rank in range(2)], 60.0)
+    found = together([lambda rank=rank: run(job, faults, rank) for rank in range(2)], 1.8 * LIMIT_S)
     assert heard[0] == heard[1]
     assert len(heard[0]) == told
     undisturbed = fresh_name()

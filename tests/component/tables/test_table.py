@@ -337,8 +337,10 @@ def test_what_a_table_refuses(cluster: Cluster):
 
 def test_tables_that_differ_are_refused_naming_the_first_difference(cluster: Cluster):
     """The one that comes second is refused; the other waits for it."""
+    joined = threading.Barrier(2, timeout=LIMIT_S)
 
     def body(worker: ps.Worker) -> ps.PsError:
+        joined.wait()
         with pytest.raises(ps.PsError) as caught:
             worker.table({"w": torch.zeros(3 + worker.rank)}, optimizer=ONE)
         return caught.value

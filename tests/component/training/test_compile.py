@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ from tests.component.models import Mlp, Normed, Tied
 from tests.component.reference import Script, alone, assert_same, batch, check, in_turns, seeded
 from tests.component.service import Cluster, run_workers
 from tests.inside import exchange_of
+from tests.until import LIMIT_S
 
 # torch's own, where what it compiles is not the first that takes part in autograd
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -289,8 +291,10 @@ def test_nothing_leaves_while_a_compiled_backward_is_running(cluster: Cluster):
 
 def test_a_compiled_model_has_other_names_than_the_model(cluster: Cluster):
     """Wrapped on one worker, and the model itself on the other, they do not fit: wrap the same on all."""
+    joined = threading.Barrier(2, timeout=LIMIT_S)
 
     def body(worker: ps.Worker) -> ps.PsError:
+        joined.wait()
         model = whole(seeded(Mlp), "eager") if worker.rank else seeded(Mlp)
         with pytest.raises(ps.PsError) as caught:
             worker.wrap(adam(model), model)
