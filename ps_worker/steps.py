@@ -312,7 +312,7 @@ class Steps:
         if not self.data.has_loaders:
             self._begin_compute()
             self.link.begin_step(optimizer.clocks)
-            if not self.link.rejoiner.undone:
+            if not self.link.rejoiner.undone and not self.data.is_rewound:
                 self.link.uploads.at_step_begin(self.step)
 
     def _begin_compute(self) -> None:
@@ -426,6 +426,7 @@ class Steps:
             for optimizer in self.optimizers:
                 optimizer.abandon()
             if self._on_rollback is not None:
+                self.data.hear()
                 self._on_rollback(undone.step)
             return True
         return False
@@ -438,10 +439,13 @@ class Steps:
         """See `LinkListener`."""
         return self.data.went_back
 
+    def sent_back(self, why: str) -> RolledBack:
+        """See `LinkListener`."""
+        return self.data.sent_back(why)
+
     def drop_step(self) -> None:
-        """See `StepHost`; who has an `on_rollback` was told."""
-        if self._on_rollback is None:
-            self.data.drop_step()
+        """See `StepHost`."""
+        self.data.drop()
 
     def dropping(self) -> bool:
         """Whether the script is still busy with a batch that it had before it joined again."""
@@ -648,6 +652,7 @@ class Steps:
         self._flush_record()
 
     def _check_arrived(self) -> None:
+        """Before it finishes: see `ScriptData.check_arrived`; what it computed is no part of a step then."""
         if self.link.ended:
             return
         try:

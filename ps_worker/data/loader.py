@@ -91,8 +91,8 @@ class LoaderListener(Protocol):
     def hand_out(self, loader: Loader, samples: int) -> None:
         """Called before a batch of so many samples is handed out, which is to be used."""
 
-    def arrive(self, loader: Loader) -> None:
-        """Called when an iteration goes on where `Loader.position` was set."""
+    def arrive(self, loader: Loader) -> bool:
+        """Called when an iteration is to go on where `Loader.position` was set; whether it does."""
 
 
 class Loader:
@@ -177,7 +177,6 @@ class Loader:
         self._own = False  # it is still in this worker's share
         self._passed = 0  # batches of the share that was dealt last which were used before the job
         self._moved = False  # the iteration that is under way goes on elsewhere
-        self._awaited = False  # where it was moved to no iteration has gone yet
         self._replays = False  # it hands out batches that were used
         self._iteration = 0
         self._under_way: int | None = None  # the epoch of that iteration, until it is over
@@ -268,7 +267,6 @@ class Loader:
         if self._ended or not self._listener.begin_iteration(self):
             return
         start = self._find_start()
-        self._awaited = False
         self._iteration += 1
         mine = self._iteration
         try:
@@ -289,11 +287,14 @@ class Loader:
                 begins = False
                 yield from self._hand_out(start.epoch, piece, mine, quietly=quietly)
             if self._moved:  # to where the script's loop is, or this iteration ends and the loop goes there
-                self._moved = False
+                goes_on = self._listener.arrive(self)
                 if self._next.epoch != start.epoch:
+                    if not (goes_on and begins and self._listener.current_epoch == start.epoch):
+                        return
+                    self._next = Position(epoch=start.epoch)  # a void pass of one to validate on
+                elif not goes_on:
                     return
-                self._awaited = False
-                self._listener.arrive(self)
+                self._moved = False
                 start, begins = self._next, True
             elif piece is None:
                 break
@@ -439,7 +440,7 @@ class Loader:
     @property
     def is_awaited(self) -> bool:
         """Whether it has handed out batches, then `position` was set, and no iteration has gone there yet."""
-        return self._awaited
+        return self._moved and self._iteration > 0
 
     def leave(self) -> None:
         """The script's loop goes to another epoch: the iteration that is under way ends."""
@@ -484,7 +485,6 @@ class Loader:
         own = share is None or (share.own and not share.left_over and share.epoch == position.epoch)
         self._next, self._now = replace(position, share=None) if own else Position(epoch=position.epoch), None
         self._moved = True
-        self._awaited = self._iteration > 0
 
     def state_dict(self) -> LoaderState:
         """Where this loader is: after the last batch that it has handed out.

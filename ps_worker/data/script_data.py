@@ -18,7 +18,7 @@ from ps_worker.data.epoch_dealer import EpochDealer, PieceSource, ScriptSteps
 from ps_worker.data.loader import Loader, whole_share
 from ps_worker.data.position import Position, Positions
 
-MANY_DROPPED = 20  # steps: more than a script makes of what it has in hand when a loader gives nothing more
+MANY_DROPPED = 10_000  # steps, or passes over loaders: more than a script makes of what it has in hand
 
 
 class DataListener(ScriptSteps, Protocol):
@@ -86,7 +86,9 @@ class ScriptData:
         self._taken: tuple[Position, ...] = ()  # in a position that was taken up, likewise
         self._back_to: int | None = None  # an epoch that the script's loop is to go to
         self._behind_loop = False  # it is to go to the end of the loop before that one
-        self._dropped = 0  # steps, since the job went back, outside of iterations over loaders of ours
+        self._training: WeakSet[Loader] = WeakSet()  # of whose batches steps were made, in an iteration
+        self._at: frozenset[int] = frozenset()  # loaders inside whose iterations the job went back
+        self._dropped = 0  # steps and iterations since then
         self._rewound = False  # the job went back: what the script does until it goes there is void
         self._first = 0  # epoch of its first loop
         self._stop = 0  # of the loop that began last: its epochs and those of loops before
@@ -140,6 +142,9 @@ class ScriptData:
 
     def take_step(self, step: int) -> None:
         """Counts what loaders have handed out as of the first `step` steps of this worker."""
+        for loader in self._loaders:
+            if loader.is_under_way and self._dealers[self._numbers[loader]].pending:
+                self._training.add(loader)
         for dealer in self._dealers:
             dealer.take_step(step)
 
@@ -162,7 +167,9 @@ class ScriptData:
             dealer.take_up(position)
         iterates = not self.between_epochs or any(dealer.begins for dealer in self._dealers)
         here = at.epoch == self._epoch and not at.between and iterates
-        if at.epoch is not None and not here:  # behind the last batch of that epoch: its body runs again
+        if here:
+            self._back_to, self._rewound = None, False
+        elif at.epoch is not None:  # behind the last batch of that epoch: its body runs again
             self._go_to(at)
             self._rewound = False  # others went on: where the script trains on meanwhile, that counts
             if self._epoch is not None:
@@ -173,10 +180,14 @@ class ScriptData:
         """The script goes on where it was at a snapshot: loaders, and the loop over epochs."""
         self.drop_batch()
         self._saved_positions = list(saved.loaders)
-        self._rewound, self._dropped = self._stop > 0, 0
-        if self._rewound and saved.epoch is None:  # of before its first loop
+        self._dropped = 0
+        if saved.epoch is None and self._stop > 0:  # of before its first loop
             saved = replace(saved, epoch=self._first)
         self._go_to(saved)
+        if saved.between and self._epoch is None and len(self._ends) == len(saved.ends):
+            self._back_to = None  # it is there
+        self._rewound = self._back_to is not None and self._back_to < self._stop
+        self._at = frozenset(number for number, it in enumerate(saved.loaders) if it.share is not None)
         for loader in self._loaders:
             if self._numbers[loader] < len(saved.loaders):
                 loader.position = saved.loaders[self._numbers[loader]]
@@ -188,6 +199,11 @@ class ScriptData:
         """The script is told that it was sent back: the loop that it begins next is its first one again."""
         self._told, self._rewound = True, False
 
+    def hear(self) -> None:
+        """The script was told otherwise than by `RolledBack`: with batches of its own it sees to the rest."""
+        if not self._training:
+            self._rewound = False
+
     def check_arrived(self) -> None:
         """Refuses a script that ends, and has not gone where it was sent.
 
@@ -196,7 +212,7 @@ class ScriptData:
             UsageError: it was told that it was sent back.
         """
         if self.is_rewound:
-            raise self._sent_back("the script has left its loop")
+            raise self.sent_back("the script has left its loop")
         had = max(self._undone_stop, self._stop if self._told else 0)
         if self._back_to is not None and self._back_to < had:
             raise UsageError(
@@ -253,13 +269,14 @@ class ScriptData:
             self._ends.clear()
         loop = len(self._ends)
         epoch = first = max(numbers.start, self._stop)  # no number comes twice
-        self._first = self._first if loop else first
+        if not loop:
+            self._first = first
         stop = self._stop = first + len(numbers) if numbers else max(numbers.stop, self._stop)
         try:
             while True:
                 if self._back_to is not None:
                     if self._back_to < first:
-                        raise self._sent_back("that is one of an earlier loop")
+                        raise self.sent_back("that is one of an earlier loop")
                     if self._back_to >= stop:  # the job is in a loop that follows, or behind this one
                         self._pass_over(loop)
                         return
@@ -290,7 +307,8 @@ class ScriptData:
         if self._behind_loop and loop + 1 == len(self._sent_ends):
             self._back_to = None
 
-    def _sent_back(self, why: str) -> RolledBack:
+    def sent_back(self, why: str) -> RolledBack:
+        """Tells a script that does not go back by itself; `why` it does not."""
         self.run_again()
         return RolledBack(
             f"this worker was sent back to epoch {self._back_to}, and {why}: run the script's loops over "
@@ -342,20 +360,20 @@ class ScriptData:
 
     @property
     def is_rewound(self) -> bool:
-        """Whether, besides, that is another epoch than the one that it is in: no step counts."""
-        return self.went_back and self._back_to != self._epoch
+        """Whether, besides, that is elsewhere than in this pass through its body: no step counts."""
+        return self.went_back and (self._back_to != self._epoch or bool(self._at))
 
-    def drop_step(self) -> None:
-        """A step of the script does not count.
+    def drop(self) -> None:
+        """A step of the script does not count, or an iteration gives nothing.
 
         Raises:
-            RolledBack: there were many such, and no loader of ours ends them: their batches are its own.
+            RolledBack: there were very many: by itself the script would not go back.
         """
-        if not self.is_rewound or any(self._trains(it) and it.is_under_way for it in self._loaders):
+        if not self.is_rewound:
             return
         self._dropped += 1
         if self._dropped > MANY_DROPPED:
-            raise self._sent_back("the script trains on elsewhere, with batches of its own")
+            raise self.sent_back("the script goes on elsewhere")
 
     @property
     def newest_epoch(self) -> int:
@@ -364,8 +382,7 @@ class ScriptData:
 
     def _trains(self, loader: Loader) -> bool:
         """Whether steps are made of its batches; as long as none were made of any, they may be."""
-        dealer = self._dealers[self._numbers[loader]]
-        return dealer.trains or not any(other.trains for other in self._dealers)
+        return loader in self._training or not self._training
 
     # -- what a loader tells ---------------------------------------------------------------------------
 
@@ -376,10 +393,10 @@ class ScriptData:
 
     def begin_iteration(self, loader: Loader) -> bool:
         """See `LoaderListener`. Inside the epoch to which its loop was sent, it need not begin again."""
-        if self.is_rewound and self._trains(loader):
-            return False
-        self.arrive(loader)
-        return True
+        if not self._trains(loader) or self.arrive(loader):
+            return True
+        self.drop()
+        return False
 
     def begin_iterator(self) -> None:
         """See `LoaderListener`."""
@@ -393,10 +410,12 @@ class ScriptData:
         """See `LoaderListener`."""
         self._listener.begin_batch()
 
-    def arrive(self, loader: Loader) -> None:
-        """See `LoaderListener`; one to validate on comes in void passes through the body, too."""
-        if self._back_to == self._epoch and self._trains(loader):
+    def arrive(self, loader: Loader) -> bool:
+        """See `LoaderListener`. With one to validate on, or that comes later in the body, nobody arrives."""
+        arrives = self._trains(loader) and (not self._at or self._numbers[loader] in self._at)
+        if arrives and self._back_to == self._epoch:
             self._back_to = None
+        return not self.is_rewound or not self._trains(loader)
 
     def hand_out(self, loader: Loader, samples: int) -> None:
         """See `LoaderListener`."""

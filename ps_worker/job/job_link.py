@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ps_wire.errors import ConfigurationRefused, Evicted, PsError, RolledBack, UsageError, WeightsChanged
+from ps_wire.errors import ConfigurationRefused, Evicted, PsError, UsageError, WeightsChanged
 from ps_wire.spec.table import TableSpec
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1 import shard_pb2
@@ -208,11 +208,7 @@ class JobLink:
             RolledBack: the job went back, and the script has yet to go there.
         """
         if self._listener.went_back():
-            raise RolledBack(
-                f"job {self._settings.job} went back to a snapshot, and this script makes table "
-                f"{spec.number} before it has gone there: start it again",
-                step=max(self._listener.clocks().values(), default=0),
-            )
+            raise self._listener.sent_back(f"table {spec.number} is made before the script has gone there")
         while True:
             try:
                 return self.start.start(

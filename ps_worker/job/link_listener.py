@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from ps_wire.errors import RolledBack
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.position import Positions
 
@@ -40,6 +41,9 @@ class LinkListener(Protocol):
 
     def went_back(self) -> bool:
         """Whether the job went back, and the script, which has not been told, has yet to go there."""
+
+    def sent_back(self, why: str) -> RolledBack:
+        """Tells the script that it does not go back by itself, and why; makes the error."""
 
     def dropping(self) -> bool:
         """Whether the script is still busy with a batch that it had before it was sent elsewhere."""

@@ -41,9 +41,9 @@ class BatchInHand:
         self._void = self._replays = False
 
     def end(self) -> None:
-        """The script has stepped on this batch."""
+        """The script has stepped on this batch; what it has of undone steps is dropped with the next one."""
         self.behind -= self._replays
-        self._void = self._replays = False
+        self._void, self._replays = self._is_rewound(), False
 
     def reenter(self, *, void: bool) -> None:
         """The worker has joined again, at the job's step; `void`: the batch came before that."""

@@ -44,7 +44,7 @@ class CarrierChoice:
         self._changed = threading.Condition()
         self._given_up = False
         self._reached: set[int] = set()
-        self._missed: Counter[int] = Counter()  # tries in which a shard that was never reached was not
+        self._missed: Counter[int] = Counter()  # by shard, calls that did not reach it
         self._common: tuple[str, str] | None = None  # the first choice: carrier, why nothing better
         self._said: dict[int, tuple[str, str]] = {}  # by shard
 

@@ -87,8 +87,8 @@ class Counting:
     def hand_out(self, loader: Loader, samples: int) -> None:
         self.sizes.append(samples)
 
-    def arrive(self, loader: Loader) -> None:
-        pass
+    def arrive(self, loader: Loader) -> bool:
+        return True
 
 
 def made(samples: int | Dataset[Any], rank: int = 0, num_workers: int = 1, **given: Any) -> Loader:

@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         name="void: a loader that it trains on hands out before the script has gone back",
         file=DATA,
-        text="        if self.is_rewound and self._trains(loader):\n            return False\n",
-        fault="",
+        text="        return not self.is_rewound or not self._trains(loader)\n",
+        fault="        return True\n",
         tests=(
             f"{VOID}::test_a_loader_that_is_iterated_before_the_script_goes_back_hands_out_nothing_of_what_is_undone",
         ),
@@ -110,7 +110,7 @@ MUTANTS = (
         file="ps_worker/step/batch_in_hand.py",
         text="        return self._void or self._is_rewound()\n",
         fault="        return self._void\n",
-        tests=(f"{VOID}::test_what_it_steps_on_there_with_a_batch_in_hand_does_not_count",),
+        tests=(f"{VOID}::test_steps_behind_a_call_in_which_it_heard_of_it_do_not_count",),
     ),
     Mutant(
         name="void: pushes into a table count before the script has gone back",
@@ -124,13 +124,13 @@ MUTANTS = (
         file=DATA,
         text="        if self._dropped > MANY_DROPPED:\n",
         fault="        if False:\n",
-        tests=(f"{VOID}::test_one_whose_batches_are_its_own_there_is_told_and_does_not_step_for_ever",),
+        tests=(f"{VOID}::test_one_whose_batches_are_its_own_there_does_not_step_for_ever",),
     ),
     Mutant(
         name="void: a validation passes for the epoch that is gone back into",
         file=DATA,
-        text="        if self._back_to == self._epoch and self._trains(loader):\n",
-        fault="        if self._back_to == self._epoch:\n",
+        text="        arrives = self._trains(loader) and (not self._at or self._numbers[loader] in self._at)\n",
+        fault="        arrives = True\n",
         tests=(f"{VOID}::test_a_validation_behind_the_epoch_that_is_gone_back_into_does_not_pass_for_that",),
     ),
     Mutant(
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         name="void: who has left its loop in what is undone finishes",
         file=DATA,
-        text='        if self.is_rewound:\n            raise self._sent_back("the script has left its loop")\n',
+        text='        if self.is_rewound:\n            raise self.sent_back("the script has left its loop")\n',
         fault="",
         tests=(
             f"{VOID}::test_a_script_that_is_behind_its_loops_is_not_let_finish_and_runs_them_again[a break in the rest of a body]",
@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         name="void: a snapshot of before the first loop sends nobody back",
         file=DATA,
-        text="        if self._rewound and saved.epoch is None:  # of before its first loop\n",
+        text="        if saved.epoch is None and self._stop > 0:  # of before its first loop\n",
         fault="        if False:\n",
         tests=(f"{VOID}::test_a_snapshot_that_is_taken_before_the_loop_is_gone_back_to_in_it[at the start]",),
     ),
@@ -235,6 +235,57 @@ MUTANTS = (
         tests=(
             "tests/component/connections/test_carrier_choice.py::test_a_shard_that_breaks_off_as_it_is_reached_over_the_wanted_carrier_is_reached_later",
         ),
+    ),
+    Mutant(
+        name="void: a later loader of the body passes for that in which the snapshot was",
+        file=DATA,
+        text="        arrives = self._trains(loader) and (not self._at or self._numbers[loader] in self._at)\n",
+        fault="        arrives = self._trains(loader)\n",
+        tests=(f"{VOID}::test_a_later_loader_of_the_body_does_not_pass_for_that_in_which_the_snapshot_was",),
+    ),
+    Mutant(
+        name="void: a loader that was left by break is one that is trained on",
+        file=DATA,
+        text="            if loader.is_under_way and self._dealers",
+        fault="            if self._dealers",
+        tests=(f"{VOID}::test_a_validation_behind_the_epoch_that_is_gone_back_into_does_not_pass_for_that",),
+    ),
+    Mutant(
+        name="void: who stands behind its loops, as in the snapshot, is sent back",
+        file=DATA,
+        text="            self._back_to = None  # it is there\n",
+        fault="            pass\n",
+        tests=(f"{VOID}::test_a_script_that_trains_behind_its_loops_goes_on_there",),
+    ),
+    Mutant(
+        name="void: who was told by its callback has its own steps dropped",
+        file=DATA,
+        text="        if not self._training:\n            self._rewound = False\n",
+        fault="        pass\n",
+        tests=(
+            f"{VOID}::test_one_whose_batches_are_its_own_there_does_not_step_for_ever[who has a callback]",
+        ),
+    ),
+    Mutant(
+        name="void: an iteration that gives nothing is begun for ever",
+        file=DATA,
+        text="            return True\n        self.drop()\n",
+        fault="            return True\n",
+        tests=(f"{VOID}::test_a_pass_that_never_ends_over_a_loader_that_gives_nothing_is_told",),
+    ),
+    Mutant(
+        name="void: a gradient that is left over is in the first step that counts",
+        file="ps_worker/step/batch_in_hand.py",
+        text="        self._void, self._replays = self._is_rewound(), False\n",
+        fault="        self._void = self._replays = False\n",
+        tests=(f"{VOID}::test_a_gradient_that_is_left_over_there_is_in_no_step_that_counts",),
+    ),
+    Mutant(
+        name="void: a validation that hears of a going back has no batch",
+        file="ps_worker/data/loader.py",
+        text="                    if not (goes_on and begins and self._listener.current_epoch == start.epoch):\n",
+        fault="                    if True:\n",
+        tests=(f"{VOID}::test_a_validation_that_hears_of_it_itself_is_whole",),
     ),
     Mutant(
         name="again: each loop over epochs has numbers from its start",

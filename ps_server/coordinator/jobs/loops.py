@@ -33,6 +33,7 @@ class Loops:
     def stop(self, who: str, reason: str, *, for_good: bool) -> bool:
         """All end after the newest epoch that one of them has begun; whether that was not decided before."""
         if self.last is not None:
+            self.for_good = self.for_good or for_good
             return False
         self.last, self.for_good = max(self.newest, 0), for_good
         self.stopped = f"{who} has stopped the job after epoch {self.last}: {reason}"

@@ -105,11 +105,58 @@ def test_what_it_steps_on_there_with_a_batch_in_hand_does_not_count(undone):
         assert worker.step == ALL
 
 
-def test_one_whose_batches_are_its_own_there_is_told_and_does_not_step_for_ever(undone):
-    """It has a loader of ours, to validate on, and steps until the job has so many steps."""
-    bodies, heard = Bodies(undone), []
+def test_steps_behind_a_call_in_which_it_heard_of_it_do_not_count(undone):
+    bodies = Bodies(undone)
     with undone.connect() as worker:
-        loader, x = undone.wrap(worker), torch.zeros(BATCH, 6)
+        loader = undone.wrap(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            bodies.train(loader)
+            if bodies == [0, 1, 2]:
+                undone.go_back()
+                worker.barrier()
+                undone.step(torch.zeros(BATCH, 6))
+                undone.step(torch.zeros(BATCH, 6))
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert worker.step == ALL
+
+
+def test_a_pass_that_never_ends_over_a_loader_that_gives_nothing_is_told(undone):
+    """Batches of two loaders: the shorter one is begun again and again."""
+    bodies, heard = Bodies(undone), []
+
+    def forever(loader):
+        while True:
+            yield from loader
+
+    with undone.connect() as worker:
+        loader = undone.wrap(worker)
+        while True:
+            batches = forever(loader)
+            try:
+                for epoch in worker.epochs(EPOCHS):
+                    bodies.append(epoch)
+                    bodies.train((next(batches) for _ in range(STEPS)), back_at=4)
+                worker.finish()
+                break
+            except ps.RolledBack as error:
+                heard.append(error.message)
+        assert len(heard) == 1
+        assert "goes on elsewhere" in heard[0]
+        assert bodies[-1] == EPOCHS - 1
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["", "who has a callback"])
+def test_one_whose_batches_are_its_own_there_does_not_step_for_ever(undone, told):
+    """It has a loader of ours, to validate on, and steps until the job has so many steps.
+
+    Who was told by its callback sees to the rest by itself.
+    """
+    bodies, heard = Bodies(undone), []
+    settings = {"on_rollback": heard.append} if told else {}
+    with undone.connect(**settings) as worker:
+        loader, x, done = undone.wrap(worker), torch.zeros(BATCH, 6), False
         while True:
             try:
                 for epoch in worker.epochs(EPOCHS):
@@ -117,7 +164,8 @@ def test_one_whose_batches_are_its_own_there_is_told_and_does_not_step_for_ever(
                     while worker.step < (epoch + 1) * STEPS:
                         if bodies == [0, 1] and worker.step == STEPS + 2:
                             undone.take()
-                        if bodies == [0, 1, 2] and worker.step == 2 * STEPS + 2:
+                        if bodies == [0, 1, 2] and worker.step == 2 * STEPS + 2 and not done:
+                            done = True
                             undone.go_back()
                         undone.step(x)
                     assert sum(1 for _ in loader) == STEPS
@@ -126,9 +174,67 @@ def test_one_whose_batches_are_its_own_there_is_told_and_does_not_step_for_ever(
             except ps.RolledBack as error:
                 heard.append(error.message)
         assert len(heard) == 1
-        assert "batches of its own" in heard[0]
+        assert told or "goes on elsewhere" in heard[0]
         assert bodies == [0, 1, 2, 1, 2, 3]
         assert worker.step == ALL
+
+
+def test_a_gradient_that_is_left_over_there_is_in_no_step_that_counts(undone):
+    """A backward without a step, behind the last one that is dropped; the script zeroes behind its steps."""
+    bodies = Bodies(undone)
+    with undone.connect() as worker:
+        loader = undone.wrap(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            bodies.train(loader, back_at=4)
+            if bodies == [0, 1, 2]:
+                (1e6 * undone.model(torch.ones(BATCH, 6))).square().mean().backward()
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert max(it.abs().max().item() for it in undone.model.parameters()) < 10.0
+
+
+def test_a_script_that_trains_behind_its_loops_goes_on_there(undone):
+    """The snapshot is of there, too."""
+    with undone.connect() as worker:
+        loader, done = undone.wrap(worker), False
+        for _ in worker.epochs(2):
+            for (x,) in loader:
+                undone.step(x)
+        for number, (x,) in enumerate(loader):
+            if number == 1:
+                undone.take()
+            if number == 4 and not done:
+                done = True
+                undone.go_back()
+            undone.step(x)
+        worker.finish()
+        assert worker.step == 3 * STEPS
+
+
+@pytest.mark.parametrize("heard", ["in its iteration", "before it"])
+def test_a_later_loader_of_the_body_does_not_pass_for_that_in_which_the_snapshot_was(undone, heard):
+    """Both are trained on, one after the other, in the epoch of the snapshot."""
+    bodies, done = [], False
+    with undone.connect() as worker:
+        loaders = undone.wrap(worker), undone.loader(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            for number, (x,) in enumerate(loaders[0]):
+                if bodies == [0, 1] and number == 2:
+                    undone.take()
+                undone.step(x)
+            if bodies == [0, 1] and heard == "before it":
+                undone.go_back()
+                worker.barrier()
+            for number, (x,) in enumerate(loaders[1]):
+                if bodies == [0, 1] and number == 2 and not done:
+                    done = True
+                    undone.go_back()
+                undone.step(x)
+        worker.finish()
+        assert bodies == [0, 1, 1, 2, 3]
+        assert worker.step == 2 * ALL
 
 
 def test_pushes_into_a_table_do_not_count_there(undone):
@@ -154,7 +260,10 @@ def test_pushes_into_a_table_do_not_count_there(undone):
 
 @pytest.mark.parametrize("heard", ["in its validation", "in a call before"])
 def test_a_validation_behind_the_epoch_that_is_gone_back_into_does_not_pass_for_that(undone, heard):
-    """The loader to validate on hands out, as always; the loop goes to the rest of that epoch."""
+    """The loader to validate on hands out, as always; the loop goes to the rest of that epoch.
+
+    Also one that is left by `break`, so that batches of it are in no step.
+    """
     bodies, trained = Bodies(undone), []
     with undone.connect() as worker:
         loader, held_out = undone.wrap(worker), undone.loader(worker)
@@ -165,10 +274,27 @@ def test_a_validation_behind_the_epoch_that_is_gone_back_into_does_not_pass_for_
                 undone.go_back()
                 if heard == "in a call before":
                     worker.barrier()
-            assert sum(1 for _ in held_out) == STEPS
+            assert sum(1 for _ in zip(range(3), held_out)) == 3  # noqa: B905 - the loader has more
         worker.finish()
         assert bodies == [0, 1, 1, 2, 3]
         assert 0 < trained[2] < STEPS
+        assert worker.step == ALL
+
+
+def test_a_validation_that_hears_of_it_itself_is_whole(undone):
+    """Of an epoch that is undone; a metric over no batch is an error in many scripts."""
+    bodies, passes = Bodies(undone), []
+    with undone.connect() as worker:
+        loader, held_out = undone.wrap(worker), undone.loader(worker)
+        for epoch in worker.epochs(EPOCHS):
+            bodies.append(epoch)
+            bodies.train(loader)
+            if bodies == [0, 1, 2]:
+                undone.go_back()
+            passes.append(sum(1 for _ in held_out))
+        worker.finish()
+        assert bodies == [0, 1, 2, 1, 2, 3]
+        assert passes == [STEPS] * 6
         assert worker.step == ALL
 
 
@@ -314,7 +440,7 @@ def test_a_parameter_that_is_added_there_makes_no_table_of_the_job(undone):
             bodies.append(epoch)
             bodies.train(loader, back_at=4)
             if bodies == [0, 1, 2]:
-                with pytest.raises(ps.RolledBack, match="table 1 before it has gone there"):
+                with pytest.raises(ps.RolledBack, match="table 1 is made before the script has gone there"):
                     undone.optimizer.add_param_group({"params": list(more.parameters())})
         worker.finish()
         assert bodies == [0, 1, 2, 1, 2]

@@ -127,7 +127,8 @@ def test_what_a_person_has_stopped_stays_stopped_and_what_a_worker_has_does_not(
     roll_back(desk, saved(0, 1))
     assert (desk.job.loops.last, desk.job.loops.stopped) == (None, "")
     desk.job.loops.begin(5)
-    desk.do(desk.job.stop(None, "enough"))
+    desk.do(desk.job.stop(desk.join(0, before=one.incarnation), "enough"))
+    desk.do(desk.job.stop(None, "too"))
     roll_back(desk, saved(0, 1))
     assert desk.job.loops.last == 5
     assert not desk.job.loops.begin(6)
