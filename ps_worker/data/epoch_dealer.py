@@ -44,6 +44,9 @@ class ScriptSteps(Protocol):
     def steps_behind(self) -> int:
         """Steps that the script takes again: batches are handed out that were used already."""
 
+    def is_rewound(self) -> bool:
+        """Whether the job went back, and the script has yet to go there: passes until then are void."""
+
 
 class EpochDealer:
     """The epochs of one loader, as the coordinator deals them, and the steps that its batches go into.
@@ -138,6 +141,8 @@ class EpochDealer:
         kept = not self.void
         if not kept:  # it has come into the job, or into another history of it
             self._step = self._steps.step
+        if self._steps.is_rewound():
+            return self._deal_void(epoch, begins=begins)
         self._requests += 1
         mark = PieceMark(step=self._step, samples=kept * self._used.samples, pace=self._told.pace)
         rest = PieceMark(step=self._step + (self._out > self._used.samples), samples=kept * self._out)
@@ -166,6 +171,12 @@ class EpochDealer:
             self._incarnation = 0
             return None
         return piece_from_proto(reply.piece)
+
+    def _deal_void(self, epoch: int, *, begins: bool) -> EpochPiece | None:
+        """A share of which the coordinator knows nothing: it would take this worker to be in that epoch."""
+        self._out, self._used, self._told = 0, PieceMark(step=self._step), PieceMark(step=self._step)
+        self._incarnation = self._source.incarnation if begins else 0
+        return replace(self._replayed, epoch=epoch, first=0, own=False) if begins else None
 
     def skip(self, first: int) -> None:
         """See `Dealer`."""

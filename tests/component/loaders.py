@@ -44,6 +44,9 @@ class Unmoved:
     def steps_behind(self) -> int:
         return 0
 
+    def is_rewound(self) -> bool:
+        return False
+
 
 class Alone:
     """A `Dealer` that always deals this share, of which nothing is left over."""

@@ -288,6 +288,16 @@ MUTANTS = (
         tests=(f"{VOID}::test_a_validation_that_hears_of_it_itself_is_whole",),
     ),
     Mutant(
+        name="void: a pass of what is undone is dealt as one of the job",
+        file="ps_worker/data/epoch_dealer.py",
+        text="        if self._steps.is_rewound():\n",
+        fault="        if False:\n",
+        tests=(
+            "tests/unit/ps_worker/data/test_epoch_dealer.py::test_a_pass_that_is_void_is_dealt_without_a_word_to_the_coordinator",
+            f"{VOID}::test_a_validation_there_takes_no_share_of_the_epoch_that_the_script_comes_to",
+        ),
+    ),
+    Mutant(
         name="again: each loop over epochs has numbers from its start",
         file=DATA,
         text="        epoch = first = max(numbers.start, self._stop)  # no number comes twice\n",

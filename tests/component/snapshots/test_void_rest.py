@@ -375,6 +375,44 @@ def test_a_call_of_all_there_is_none_of_the_jobs(durable, tmp_path):
     assert second == [(epoch, float(epoch)) for epoch in (1, 2, 3)]
 
 
+def test_a_validation_there_takes_no_share_of_the_epoch_that_the_script_comes_to(durable, tmp_path):
+    """The other worker, a new process, has validated in that epoch by then."""
+    undone = Undone(durable, tmp_path, fresh_name())
+    gone, back, ahead = (threading.Event() for _ in range(3))
+
+    def process(rank: int, *, again: bool = False) -> list[tuple[int, int]]:
+        mine = Undone(durable, tmp_path, undone.job)
+        passes, left = [], again
+        with mine.connect(num_workers=2, worker=rank, consistency="asp") as worker:
+            loader, held_out = mine.wrap(worker), mine.loader(worker)
+            for epoch in worker.epochs(EPOCHS):
+                for number, (x,) in enumerate(loader):
+                    if (rank, epoch, number) == (0, 1, 1):
+                        undone.take()
+                    if (rank, epoch, number, left) == (1, 1, 2, False):
+                        gone.set()
+                        worker.leave("it is gone")
+                        assert back.wait(LIMIT_S)
+                        return []
+                    if (rank, epoch, number, left) == (0, 2, 1, False):
+                        left = True
+                        assert gone.wait(LIMIT_S)
+                        undone.go_back()
+                        back.set()
+                    mine.step(x)
+                if (rank, epoch, len(passes)) == (0, 2, 2):
+                    assert ahead.wait(LIMIT_S)
+                passes.append((epoch, sum(1 for _ in held_out)))
+                if again:
+                    ahead.set()
+            worker.finish()
+        return passes
+
+    first, _ = together([lambda: process(0), lambda: process(1) or process(1, again=True)], LIMIT_S)
+    assert [epoch for epoch, _ in first] == [0, 1, 2, 1, 2, 3]
+    assert first[3] == (1, STEPS // 2)
+
+
 @pytest.mark.parametrize("comes_again", [False, True], ids=["at the start", "in a process that comes again"])
 def test_a_snapshot_that_is_taken_before_the_loop_is_gone_back_to_in_it(undone, comes_again):
     """A script validates first: a batch of that begins no step of an epoch that the script is not in."""

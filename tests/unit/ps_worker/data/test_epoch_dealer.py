@@ -87,3 +87,22 @@ def test_where_a_position_of_another_size_is_taken_up_a_worker_goes_through_its_
         assert not piece.own
         found.append((piece.epoch, piece.place, piece.ranks, piece.first))
     assert found == [(5, 2, 2, 0), (5, 0, 2, 12)]
+
+
+def test_a_pass_that_is_void_is_dealt_without_a_word_to_the_coordinator():
+    """It would take the worker to be in that epoch, and give its share of the one before to others."""
+
+    class Rewound(Unmoved):
+        def is_rewound(self) -> bool:
+            return True
+
+    source = Coordinator()
+    dealer = dealer_of(source, Rewound())
+    piece = dealer.deal(5, begins=True)
+    assert piece is not None
+    assert (piece.epoch, piece.place, piece.ranks, piece.first, piece.own) == (5, 2, 2, 0, False)
+    assert not dealer.void
+    dealer.hand_out(4)
+    assert dealer.deal(5, begins=False) is None
+    assert not dealer.under_way
+    assert source.asked == source.told == []

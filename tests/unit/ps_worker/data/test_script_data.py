@@ -26,6 +26,9 @@ class Worker:
     def steps_behind(self) -> int:
         return 0
 
+    def is_rewound(self) -> bool:
+        return False
+
     def begin_iterator(self) -> None: ...
 
     def end_iterator(self) -> None: ...

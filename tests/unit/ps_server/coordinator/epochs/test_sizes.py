@@ -109,6 +109,9 @@ class Member:
     def steps_behind(self) -> int:
         return 0
 
+    def is_rewound(self) -> bool:
+        return False
+
     def share(self, request: pb.ShareRequest) -> pb.ShareReply:
         book = self._world.book
         found = book.ask(
