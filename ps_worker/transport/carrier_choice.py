@@ -8,7 +8,6 @@ heartbeats carry it to who looks at the job.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ps_wire.errors import (
@@ -44,7 +43,7 @@ class CarrierChoice:
         self._changed = threading.Condition()
         self._given_up = False
         self._reached: set[int] = set()
-        self._missed: Counter[int] = Counter()  # by shard, calls that did not reach it
+        self._missed: dict[int, int] = {}  # by shard, calls that did not reach it
         self._common: tuple[str, str] | None = None  # the first choice: carrier, why nothing better
         self._said: dict[int, tuple[str, str]] = {}  # by shard
 
@@ -150,7 +149,7 @@ class CarrierChoice:
                 return error
         tried = "; ".join(f"{name}: {error.message}" for name, error in failed)
         with self._changed:
-            self._missed[shard] += 1
+            self._missed[shard] = self._missed.get(shard, 0) + 1
             if self._wanted is None or shard in self._reached or self._missed[shard] < TRIES:
                 return ConnectionLost(f"no data connection to shard {shard}: {tried}")
         return ConfigurationRefused(
