@@ -31,7 +31,7 @@ def interrupted_at(number: int, body: Callable[[], object], *, inside: str = "")
 
     def line(frame: FrameType, event: str, _argument: object) -> Any:
         nonlocal left
-        if event == "line" and not _is_with(frame):
+        if event == "line" and not _takes_no_signal(frame):
             place = frame.f_code, frame.f_lineno
             visits[place] += 1
             left -= visits[place] <= VISITS
@@ -56,9 +56,14 @@ def interrupted_at(number: int, body: Callable[[], object], *, inside: str = "")
     return False
 
 
-def _is_with(frame: FrameType) -> bool:
-    """Python comes there again to release a lock, and takes no signal then."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+def _takes_no_signal(frame: FrameType) -> bool:
+    """Whether Python takes no signal as it comes to this line.
+
+    To `with` it comes again to release a lock. `try` is an instruction that does nothing, and in Python 3.11
+    that of one inside a `with` is outside of what releases the lock: what is raised there leaves it held.
+    """
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+    return text.startswith(("with ", "try:"))
 
 
 def _is_finalizer(frame: FrameType) -> bool:
