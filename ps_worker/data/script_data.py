@@ -393,7 +393,7 @@ class ScriptData:
 
     def begin_iteration(self, loader: Loader) -> bool:
         """See `LoaderListener`. Inside the epoch to which its loop was sent, it need not begin again."""
-        if not self._trains(loader) or self.arrive(loader):
+        if self.arrive(loader):
             return True
         self.drop()
         return False
@@ -412,10 +412,11 @@ class ScriptData:
 
     def arrive(self, loader: Loader) -> bool:
         """See `LoaderListener`. With one to validate on, or that comes later in the body, nobody arrives."""
-        arrives = self._trains(loader) and (not self._at or self._numbers[loader] in self._at)
-        if arrives and self._back_to == self._epoch:
+        if not self._trains(loader):
+            return True
+        if self._back_to == self._epoch and (not self._at or self._numbers[loader] in self._at):
             self._back_to = None
-        return not self.is_rewound or not self._trains(loader)
+        return not self.is_rewound
 
     def hand_out(self, loader: Loader, samples: int) -> None:
         """See `LoaderListener`."""

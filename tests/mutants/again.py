@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         name="void: a loader that it trains on hands out before the script has gone back",
         file=DATA,
-        text="        return not self.is_rewound or not self._trains(loader)\n",
+        text="        return not self.is_rewound\n",
         fault="        return True\n",
         tests=(
             f"{VOID}::test_a_loader_that_is_iterated_before_the_script_goes_back_hands_out_nothing_of_what_is_undone",
@@ -129,8 +129,8 @@ MUTANTS = (
     Mutant(
         name="void: a validation passes for the epoch that is gone back into",
         file=DATA,
-        text="        arrives = self._trains(loader) and (not self._at or self._numbers[loader] in self._at)\n",
-        fault="        arrives = True\n",
+        text="        if not self._trains(loader):\n            return True\n        if self._back_to == self._epoch and (not self._at or self._numbers[loader] in self._at):\n",
+        fault="        if self._back_to == self._epoch:\n",
         tests=(f"{VOID}::test_a_validation_behind_the_epoch_that_is_gone_back_into_does_not_pass_for_that",),
     ),
     Mutant(
@@ -239,8 +239,8 @@ MUTANTS = (
     Mutant(
         name="void: a later loader of the body passes for that in which the snapshot was",
         file=DATA,
-        text="        arrives = self._trains(loader) and (not self._at or self._numbers[loader] in self._at)\n",
-        fault="        arrives = self._trains(loader)\n",
+        text=" and (not self._at or self._numbers[loader] in self._at):\n",
+        fault=":\n",
         tests=(f"{VOID}::test_a_later_loader_of_the_body_does_not_pass_for_that_in_which_the_snapshot_was",),
     ),
     Mutant(

@@ -18,7 +18,7 @@ from ps_wire.access.access import OPEN
 from ps_worker.data.position import Position, Positions
 from tests.component import undone as undoing
 from tests.component.service import Cluster, fresh_name, together
-from tests.component.undone import Undone
+from tests.component.undone import Bodies, Undone
 from tests.inside import data_of
 from tests.until import LIMIT_S
 
@@ -207,16 +207,14 @@ def test_a_job_that_goes_back_is_gone_on_with_in_the_loop_of_the_snapshot(durabl
 
 def test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after(durable, tmp_path):
     """The job goes back while its worker is between two epochs: it asks for the next, and goes elsewhere."""
-    job, bodies = fresh_name(), []
+    job = fresh_name()
     undone = Undone(durable, tmp_path, job)
+    bodies = Bodies(undone)
     with connect(durable, job) as worker:
         loader = undone.wrap(worker)
         for epoch in worker.epochs(10):
             bodies.append(epoch)
-            for batch, (x,) in enumerate(loader):
-                if bodies == [0, 1] and batch == 2:
-                    undone.take()
-                undone.step(x)
+            bodies.train(loader)
             if bodies == [0, 1]:
                 undone.go_back()
             elif epoch == 1:
@@ -228,18 +226,14 @@ def test_an_epoch_that_was_asked_for_and_not_begun_is_none_that_a_job_ends_after
 @pytest.mark.parametrize("told", [False, True], ids=["as it stops", "in a step before"])
 def test_a_decision_to_stop_that_is_undone_with_its_steps_stops_nothing(durable, tmp_path, told):
     """The job goes back in an epoch, or behind its last step; the script comes to its decision again."""
-    job, bodies, lasts = fresh_name(), [], []
+    job, lasts = fresh_name(), []
     undone = Undone(durable, tmp_path, job)
+    bodies = Bodies(undone)
     with connect(durable, job) as worker:
         loader = undone.wrap(worker)
         for epoch in worker.epochs(10):
             bodies.append(epoch)
-            for batch, (x,) in enumerate(loader):
-                if bodies == [0, 1] and batch == 2:
-                    undone.take()
-                if told and bodies == [0, 1, 2] and batch == 3:
-                    undone.go_back()
-                undone.step(x)
+            bodies.train(loader, back_at=4 if told else None)
             if epoch == 2:
                 if not told and not lasts:
                     undone.go_back()
@@ -270,16 +264,14 @@ def test_where_no_loop_of_ours_goes_back_an_undone_decision_to_stop_stops_nothin
 
 def test_a_job_that_is_stopped_as_it_goes_back_ends_behind_the_epoch_of_its_snapshot(durable, tmp_path):
     """A person stops it before its worker has come to that epoch again."""
-    job, bodies = fresh_name(), []
+    job = fresh_name()
     undone = Undone(durable, tmp_path, job)
+    bodies = Bodies(undone)
     with connect(durable, job) as worker:
         loader = undone.wrap(worker)
         for epoch in worker.epochs(10):
             bodies.append(epoch)
-            for batch, (x,) in enumerate(loader):
-                if bodies == [0, 1] and batch == 2:
-                    undone.take()
-                undone.step(x)
+            bodies.train(loader)
             if bodies == [0, 1]:
                 undone.go_back()
                 assert "after epoch 1" in stop(durable.servers.split(",")[0], job, OPEN, reason="enough").why

@@ -8,14 +8,13 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import ps_worker as ps
 from tests.component.service import Cluster, fresh_name, together
-from tests.component.undone import BATCH, STEPS, Undone
+from tests.component.undone import BATCH, STEPS, Bodies, Undone
 from tests.until import LIMIT_S
 
 EPOCHS = 4
@@ -30,25 +29,6 @@ def num_durable() -> int:
 @pytest.fixture
 def undone(durable: Cluster, tmp_path: Path) -> Undone:
     return Undone(durable, tmp_path, fresh_name())
-
-
-class Bodies(list[int]):
-    """The epochs whose bodies a script began; it takes its snapshot in the first pass through epoch 1."""
-
-    def __init__(self, undone: Undone) -> None:
-        super().__init__()
-        self._undone = undone
-
-    def train(self, batches: Any, *, back_at: int | None = None) -> int:
-        """Steps on all of them; the job goes back before step `back_at` of the first pass through epoch 2."""
-        number = 0
-        for number, (x,) in enumerate(batches, 1):
-            if self == [0, 1] and number == 3:
-                self._undone.take()
-            if self == [0, 1, 2] and number == back_at:
-                self._undone.go_back()
-            self._undone.step(x)
-        return number
 
 
 def test_a_loader_that_is_iterated_before_the_script_goes_back_hands_out_nothing_of_what_is_undone(undone):
@@ -215,15 +195,12 @@ def test_a_script_that_trains_behind_its_loops_goes_on_there(undone):
 @pytest.mark.parametrize("heard", ["in its iteration", "before it"])
 def test_a_later_loader_of_the_body_does_not_pass_for_that_in_which_the_snapshot_was(undone, heard):
     """Both are trained on, one after the other, in the epoch of the snapshot."""
-    bodies, done = [], False
+    bodies, done = Bodies(undone), False
     with undone.connect() as worker:
         loaders = undone.wrap(worker), undone.loader(worker)
         for epoch in worker.epochs(EPOCHS):
             bodies.append(epoch)
-            for number, (x,) in enumerate(loaders[0]):
-                if bodies == [0, 1] and number == 2:
-                    undone.take()
-                undone.step(x)
+            bodies.train(loaders[0])
             if bodies == [0, 1] and heard == "before it":
                 undone.go_back()
                 worker.barrier()
