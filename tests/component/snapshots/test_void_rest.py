@@ -86,20 +86,31 @@ def test_what_it_steps_on_there_with_a_batch_in_hand_does_not_count(undone):
 
 
 def test_steps_behind_a_call_in_which_it_heard_of_it_do_not_count(undone):
+    """Neither a push into a table, which belongs to no batch that was there before."""
     bodies = Bodies(undone)
     with undone.connect() as worker:
         loader = undone.wrap(worker)
+        table = worker.table({"count": torch.zeros(1)}, optimizer=ps.SGD(lr=1.0))
+
+        def step(x: torch.Tensor) -> None:
+            undone.step(x)
+            table.push({"count": -torch.ones(1)})
+
         for epoch in worker.epochs(EPOCHS):
             bodies.append(epoch)
-            bodies.train(loader)
+            for number, (x,) in enumerate(loader):
+                if bodies == [0, 1] and number == 2:
+                    undone.take()
+                step(x)
             if bodies == [0, 1, 2]:
                 undone.go_back()
                 worker.barrier()
-                undone.step(torch.zeros(BATCH, 6))
-                undone.step(torch.zeros(BATCH, 6))
+                step(torch.zeros(BATCH, 6))
+                step(torch.zeros(BATCH, 6))
         worker.finish()
         assert bodies == [0, 1, 2, 1, 2, 3]
-        assert worker.step == ALL
+        assert (worker.step, table.step) == (ALL, ALL)
+        assert table.pull().result(LIMIT_S).values["count"].item() == ALL
 
 
 def test_a_pass_that_never_ends_over_a_loader_that_gives_nothing_is_told(undone):
