@@ -56,7 +56,6 @@ def uncollected() -> Iterator[None]:
 
     Those of whatever an earlier test has left, so that the test would fail now and then.
     """
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

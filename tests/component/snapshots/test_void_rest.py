@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from ps_server.coordinator import live_extras
 from tests.component.service import Cluster, fresh_name, together
 from tests.component.undone import BATCH, STEPS, Bodies, Undone
 from tests.until import LIMIT_S
@@ -363,8 +364,11 @@ def test_a_call_of_all_there_is_none_of_the_jobs(durable, tmp_path):
     assert second == [(epoch, float(epoch)) for epoch in (1, 2, 3)]
 
 
-def test_a_validation_there_takes_no_share_of_the_epoch_that_the_script_comes_to(durable, tmp_path):
+def test_a_validation_there_takes_no_share_of_the_epoch_that_the_script_comes_to(
+    durable, tmp_path, monkeypatch
+):
     """The other worker, a new process, has validated in that epoch by then."""
+    monkeypatch.setattr(live_extras, "JOINER_LIMIT_S", 0.0)  # the other takes no step: its note serves
     undone = Undone(durable, tmp_path, fresh_name())
     gone, back, ahead = (threading.Event() for _ in range(3))
 
