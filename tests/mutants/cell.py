@@ -202,9 +202,18 @@ MUTANTS = (
     Mutant(
         name="cell: weights move without their values",
         file=WEIGHTS,
-        text="        self._move()\n        self.now.copy_(before)\n",
-        fault="        self._move()\n",
+        text="        self._move(held)\n        self.now.copy_(before)\n",
+        fault="        self._move(held)\n",
         tests=("tests/unit/ps_server/shard/optimizer/test_versioned_weights.py",),
+    ),
+    Mutant(
+        name="cell: another partition writes into what the next version is made of, once its reply has left",
+        file=WEIGHTS,
+        text="        self._leave(before, held)\n",
+        fault="        self._leave(before, self._held())\n",
+        tests=(
+            "tests/unit/ps_server/shard/optimizer/test_versioned_weights.py::test_what_the_next_version_is_made_of_is_no_other_partitions_memory_yet",
+        ),
     ),
     Mutant(
         name="cell: halves begin with the other one",

@@ -11,7 +11,9 @@ Weights that workers map lie in two halves (`double_buffer.py`): the next versio
 nothing moves. A member's reply is over before its half is written again, for it has pushed since; whoever may
 ask without pushing gets a copy.
 
-Not thread-safe: its cell has a lock. Only holds end on other threads, which is why one look is enough.
+Not thread-safe: its cell has a lock. Only holds end on other threads, which is why each change looks at them
+once: memory that it found held is still read, by a reply or by who makes the next version of it, and is nobody
+else's before the cell looks again.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ class VersionedWeights:
         """
         if self.other is not None:
             self.now, self.other = self.other, self.now
-        elif self.ahead or self._held():
-            self._move()
+        elif (held := self._held()) or self.ahead:
+            self._move(held)
         self.ahead = False
         return self.now
 
@@ -104,17 +106,17 @@ class VersionedWeights:
 
     def make_writable(self) -> bool:
         """Makes sure that nobody reads `now`; True: it is other memory, with the same values."""
-        if self.other is not None or not self._held():
+        if self.other is not None or not (held := self._held()):
             return False
         before = self.now
-        self._move()
+        self._move(held)
         self.now.copy_(before)
         return True
 
-    def _move(self) -> None:
-        """Goes on in other memory; what is left is a spare once nobody reads it."""
+    def _move(self, held: list[Message]) -> None:
+        """Goes on in other memory; what is left, which these still read, is a spare once nobody does."""
         before, self.now, self._room = self.now, self.room(), None
-        self._leave(before, self._held())
+        self._leave(before, held)
         self._replies = []
 
     def _leave(self, memory: torch.Tensor, held: list[Message]) -> None:

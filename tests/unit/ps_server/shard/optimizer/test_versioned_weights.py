@@ -85,6 +85,37 @@ def test_memory_that_was_left_is_used_again():
     assert len(seen) == 2
 
 
+class Leaving(Message):
+    """A reply that has left when it has been looked at: its peer has read it on another thread meanwhile."""
+
+    @property
+    def held(self) -> bool:
+        was = super().held
+        if was:
+            self.release()
+        return was
+
+
+@pytest.mark.parametrize(
+    "move",
+    [VersionedWeights.next, VersionedWeights.make_writable],
+    ids=["the next version is made of it", "it is copied"],
+)
+def test_what_the_next_version_is_made_of_is_no_other_partitions_memory_yet(move):
+    """Its reply leaves just then. What another partition writes there would be in these weights."""
+    spares = Spares()
+    weights = VersionedWeights(torch.ones(8), spares)
+    before = weights.now
+    held = Leaving(wire.Frame(kind=Kind.PULLED, payload=before.numpy().data.cast("B")))
+    held.hold()
+    weights.sent(held)
+    move(weights)
+    assert weights.now is not before
+    assert not held.held
+    assert spares.take(before) is not before
+    assert weights.room() is before  # once this partition looks again
+
+
 def test_a_version_that_is_written_ahead_shows_when_it_is_turned_to_and_two_memories_take_turns():
     weights = VersionedWeights(torch.zeros(8))
     seen = set()
