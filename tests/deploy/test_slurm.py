@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -218,19 +220,57 @@ def test_a_signal_that_comes_just_as_a_task_has_ended_is_not_how_it_ended(stand_
     assert stand_ins.requeued.read_text() == "requeue 7\n"
 
 
+def functions(*names: str) -> list[str]:
+    """Of the batch script."""
+    text = SCRIPT.read_text()
+    found = [re.findall(rf"^{name}\(\) {{.*?(?: |^)}}\n", text, re.DOTALL | re.MULTILINE) for name in names]
+    return [one for (one,) in found]
+
+
 def test_what_a_batch_script_waits_for_has_its_code_whatever_comes_meanwhile():
-    (code_of,) = re.findall(r"^code_of\(\) \{\n.*?^\}\n", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
-    lines = ["set -u", code_of, "trap 'came=1; echo came' USR1", "(read -r _; exit 75) <&0 &", "echo ready"]
-    command = ["bash", "-c", "\n".join([*lines, "code_of $!", "echo code $code"])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None
+    """Signals come all the time, also in the moment in which bash hears of an end."""
+    ends = "for _ in {1..20}; do (exit 75) & code_of $!; echo $code; done"
+    lines = ["set -u", *functions("runs", "moment", "code_of"), "moment() { sleep 0.001; }"]
+    command = ["bash", "-c", "\n".join([*lines, "trap came=1 USR1", "echo ready", ends])]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as shell:
         handle = ProcessHandle(shell.pid)
-        for said in ("ready\n", "came\n", "came\n"):
-            assert shell.stdout.readline() == said
-            handle.send(signal.SIGUSR1)
-        handle.close()
-        rest, _ = shell.communicate("go on\n", LIMIT_S)
-    assert rest.endswith("code 75\n")
+        try:
+            assert shell.stdout is not None
+            assert shell.stdout.readline() == "ready\n"
+            with ThreadPoolExecutor() as beside:
+                said = beside.submit(shell.stdout.read)
+                until_s = time.monotonic() + LIMIT_S
+                while not said.done() and time.monotonic() < until_s:
+                    handle.send(signal.SIGUSR1)
+                    time.sleep(0.0001)
+                handle.send(signal.SIGKILL)
+                assert said.result() == "75\n" * 20
+        finally:
+            handle.send(signal.SIGKILL)
+            handle.close()
+
+
+def test_a_task_is_told_once_though_it_is_to_be_told_again_just_then(tmp_path: Path):
+    """A signal that a shell has a command for is heard in the midst of that command, too."""
+    (task,) = re.findall(r"^task='\n(.*?)'\n", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
+    told, started = tmp_path / "told", tmp_path / "started"
+    again = f'[ -e {told} ] || at=$BASHPID; echo told >> {told}; [ -z "$at" ] || builtin kill -USR1 "$at"'
+    kill = f'kill() {{\nif [ "$1" = -TERM ]; then at=; {again}; fi\nbuiltin kill "$@"\n}}\n'
+    runs = f"run sh -c ': > {started}; exec sleep 600'"
+    with subprocess.Popen(["bash", "-c", f"{kill}{task}{runs}"], start_new_session=True) as shell:
+        handle = ProcessHandle(shell.pid)
+        try:
+            until(lambda: started.exists() or shell.poll() is not None, "the task runs")
+            until(
+                lambda: handle.send_group(signal.SIGUSR1) or shell.poll() is not None,
+                "the task has ended",
+                pause_s=0.05,
+            )
+        finally:
+            handle.send_group(signal.SIGKILL)
+            handle.close()
+    assert shell.returncode == 128 + signal.SIGTERM
+    assert told.read_text() == "told\n"
 
 
 @pytest.mark.parametrize(

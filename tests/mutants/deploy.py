@@ -208,9 +208,16 @@ MUTANTS = (
     Mutant(
         name="slurm: a worker is told twice to stop, and ends at once",
         file=BATCH,
-        text='trap "kill -TERM $child; exit" USR1',
+        text='trap "trap : USR1; kill -TERM $child; exit" USR1',
         fault='trap "kill -TERM $child" USR1',
         tests=(STOPPED,),
+    ),
+    Mutant(
+        name="slurm: a worker that is being told to stop is told again",
+        file=BATCH,
+        text='trap "trap : USR1; kill -TERM',
+        fault='trap "kill -TERM',
+        tests=(f"{OF_BATCH}::test_a_task_is_told_once_though_it_is_to_be_told_again_just_then",),
     ),
     Mutant(
         name="slurm: what breaks off a task's wait is how it ended",
@@ -222,8 +229,15 @@ MUTANTS = (
     Mutant(
         name="slurm: what breaks off the batch script's wait is how the workers ended",
         file=BATCH,
-        text='while came=; wait "$1"; wait "$1"; code=$?; [ -n "$came" ] || [ "$code" -lt 0 ]; do :; done',
+        text='while came=; wait "$1"; wait "$1"; code=$?; [ -n "$came" ]; do :; done',
         fault='wait "$1"; code=$?',
+        tests=(f"{OF_BATCH}::test_what_a_batch_script_waits_for_has_its_code_whatever_comes_meanwhile",),
+    ),
+    Mutant(
+        name="slurm: bash is asked for a code while what it waits for may end",
+        file=BATCH,
+        text='    while runs "$1"; do moment; done\n',
+        fault="",
         tests=(f"{OF_BATCH}::test_what_a_batch_script_waits_for_has_its_code_whatever_comes_meanwhile",),
     ),
     Mutant(
