@@ -29,6 +29,7 @@ from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import (
     ConfigurationRefused,
+    ConnectionLost,
     FrameMalformed,
     InternalError,
     JobFull,
@@ -131,7 +132,9 @@ class MemberStreams:
         try:
             async with asyncio.timeout(JOIN_LIMIT_S):
                 first = await anext(aiter(messages))
-        except (TimeoutError, StopAsyncIteration):
+        except TimeoutError:  # its host or its network is busy: it comes again
+            raise ConnectionLost(f"this stream began with nothing for {JOIN_LIMIT_S:g} s") from None
+        except StopAsyncIteration:
             raise FrameMalformed("a member's stream starts with a join") from None
         match first.WhichOneof("kind"):
             case "join":

@@ -24,6 +24,7 @@ from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_wire.errors import (
     ConfigurationRefused,
+    ConnectionLost,
     FrameMalformed,
     FrameTooLarge,
     InternalError,
@@ -199,8 +200,8 @@ class _Reader:
         try:
             async with asyncio.timeout(JOIN_LIMIT_S):
                 first = await self._inbox.get()
-        except TimeoutError:
-            first = None
+        except TimeoutError:  # its host or its network is busy: it may come again
+            raise ConnectionLost(f"this stream began with nothing for {JOIN_LIMIT_S:g} s") from None
         if first is None or first.WhichOneof("kind") != "join":
             raise FrameMalformed("a reader's stream starts with a join")
         self._request, join = first.number, first.join

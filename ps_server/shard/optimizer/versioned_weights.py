@@ -12,8 +12,8 @@ nothing moves. A member's reply is over before its half is written again, for it
 ask without pushing gets a copy.
 
 Not thread-safe: its cell has a lock. Only holds end on other threads, which is why each change looks at them
-once: memory that it found held is still read, by a reply or by who makes the next version of it, and is nobody
-else's before the cell looks again.
+once: memory that it found held is still read, by a reply or by who makes the next version of it, and it is
+nobody else's before the cell looks again.
 """
 
 from __future__ import annotations
