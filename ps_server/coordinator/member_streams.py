@@ -27,9 +27,9 @@ from ps_server.coordinator.snapshots.scheduler import SnapshotScheduler
 from ps_server.events import Event
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc.first_message import first_message
 from ps_wire.errors import (
     ConfigurationRefused,
-    ConnectionLost,
     FrameMalformed,
     InternalError,
     JobFull,
@@ -130,10 +130,7 @@ class MemberStreams:
         if self._closed:
             raise ServerNotReady("the coordinator stops, and its successor goes on")
         try:
-            async with asyncio.timeout(JOIN_LIMIT_S):
-                first = await anext(aiter(messages))
-        except TimeoutError:  # its host or its network is busy: it comes again
-            raise ConnectionLost(f"this stream began with nothing for {JOIN_LIMIT_S:g} s") from None
+            first = await first_message(anext(aiter(messages)), JOIN_LIMIT_S)
         except StopAsyncIteration:
             raise FrameMalformed("a member's stream starts with a join") from None
         match first.WhichOneof("kind"):

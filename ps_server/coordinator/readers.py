@@ -22,9 +22,9 @@ from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.coordinator.live_extras import LiveExtras
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
+from ps_server.rpc.first_message import first_message
 from ps_wire.errors import (
     ConfigurationRefused,
-    ConnectionLost,
     FrameMalformed,
     FrameTooLarge,
     InternalError,
@@ -197,11 +197,7 @@ class _Reader:
             await self.replies.put(pb.ReadReply(number=self._request, **reply))  # type: ignore[arg-type]
 
     async def _join(self) -> None:
-        try:
-            async with asyncio.timeout(JOIN_LIMIT_S):
-                first = await self._inbox.get()
-        except TimeoutError:  # its host or its network is busy: it may come again
-            raise ConnectionLost(f"this stream began with nothing for {JOIN_LIMIT_S:g} s") from None
+        first = await first_message(self._inbox.get(), JOIN_LIMIT_S)
         if first is None or first.WhichOneof("kind") != "join":
             raise FrameMalformed("a reader's stream starts with a join")
         self._request, join = first.number, first.join

@@ -33,7 +33,8 @@ from ps_server.coordinator.state_store import StateStore
 from ps_server.log import logger
 from ps_server.rpc import auth as gatekeeper
 from ps_server.rpc import reply_size
-from ps_wire.errors import ConfigurationRefused, ConnectionLost, Fenced, FrameMalformed, JobUnknown, PsError
+from ps_server.rpc.first_message import first_message
+from ps_wire.errors import ConfigurationRefused, Fenced, FrameMalformed, JobUnknown, PsError
 from ps_wire.frames.frame import check_protocol
 from ps_wire.frames.messages import epoch_use_to_proto, piece_to_proto, state_parts
 from ps_wire.process import watched
@@ -107,10 +108,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """A shard above 0 registers, then carries orders out."""
         try:
             gatekeeper.check_service("be a shard")
-            async with asyncio.timeout(REGISTER_LIMIT_S):
-                first = await anext(aiter(request_iterator))
-        except TimeoutError:
-            raise ConnectionLost(f"this stream began with nothing for {REGISTER_LIMIT_S:g} s") from None
+            first = await first_message(anext(aiter(request_iterator)), REGISTER_LIMIT_S)
         except StopAsyncIteration:
             raise FrameMalformed("a shard's stream starts with register") from None
         register = first.register

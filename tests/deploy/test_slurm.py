@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,21 +232,19 @@ def test_what_a_batch_script_waits_for_has_its_code_whatever_comes_meanwhile():
     lines = ["set -u", *functions("runs", "moment", "code_of"), "moment() { sleep 0.001; }"]
     command = ["bash", "-c", "\n".join([*lines, "trap came=1 USR1", "echo ready", ends])]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "ready\n"
         handle = ProcessHandle(shell.pid)
-        try:
-            assert shell.stdout is not None
-            assert shell.stdout.readline() == "ready\n"
-            with ThreadPoolExecutor() as beside:
-                said = beside.submit(shell.stdout.read)
-                until_s = time.monotonic() + LIMIT_S
-                while not said.done() and time.monotonic() < until_s:
-                    handle.send(signal.SIGUSR1)
-                    time.sleep(0.0001)
+        with ThreadPoolExecutor() as beside:
+            said = beside.submit(shell.stdout.read)
+            try:
+                until(
+                    lambda: handle.send(signal.SIGUSR1) or said.done(), "all codes are said", pause_s=0.0001
+                )
+            finally:
                 handle.send(signal.SIGKILL)
-                assert said.result() == "75\n" * 20
-        finally:
-            handle.send(signal.SIGKILL)
-            handle.close()
+                handle.close()
+        assert said.result() == "75\n" * 20
 
 
 def test_a_task_is_told_once_though_it_is_to_be_told_again_just_then(tmp_path: Path):

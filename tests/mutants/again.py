@@ -288,13 +288,6 @@ MUTANTS = (
         tests=(f"{VOID}::test_a_validation_that_hears_of_it_itself_is_whole",),
     ),
     Mutant(
-        name="member: whose first word is late has spoken nonsense",
-        file="ps_server/coordinator/member_streams.py",
-        text='            raise ConnectionLost(f"this stream began with nothing',
-        fault='            raise FrameMalformed(f"this stream began with nothing',
-        tests=("tests/component/members/test_late_words.py",),
-    ),
-    Mutant(
         name="void: a pass of what is undone is dealt as one of the job",
         file="ps_worker/data/epoch_dealer.py",
         text="        if self._steps.is_rewound():\n",

@@ -36,6 +36,13 @@ OF_REFUSED = (f"{LEAVING}::test_a_worker_whose_stream_ends_as_it_hears_that_it_i
 
 MUTANTS = (
     Mutant(
+        name="member: whose first word is late has spoken nonsense",
+        file="ps_server/rpc/first_message.py",
+        text="        raise ConnectionLost(",
+        fault="        raise StopAsyncIteration(",
+        tests=("tests/component/members/test_late_words.py",),
+    ),
+    Mutant(
         name="streams: who goes as it hears its refusal holds its number for ever",
         file="ps_server/coordinator/member_streams.py",
         text="            if (over or member.lease_s == 0) and not self._closed:",
