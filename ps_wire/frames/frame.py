@@ -27,6 +27,7 @@ TOLD = 1  # flag of an ACK: `hyper` is the clock gap that the push made. Not of 
 APPLIED = 2  # flag of an ACK: `version` is that at which the push was applied, or in bsp will be
 DROPPED = 4  # flag of an ACK: the push came too late
 ABSTAINED = 8  # flag of an ACK: nothing of the push is applied, since it has nothing, or nothing finite
+LOADED = 16  # flag of an ACK: of a LOAD, not of a push. Both may be of step 0
 TIMED = 2  # flag of a PULLED: `hyper` is how long its PULL waited at the gate, in microseconds
 MAX_HYPER = (1 << 32) - 1  # the field's; what is larger, of a gap or a wait, is told as that
 LENT = 64  # flag of an ACK: the push is accounted for, and its memory still read, until FREE or weights

@@ -42,7 +42,7 @@ class Pushes:
         kinds = (self.unacked, self.lent) if answer.kind is wire.Kind.ACK else (self.lent,)
         for kept in kinds:  # a lent one may have been sent again
             sent = kept.get(partition)
-            if sent is not None and sent.step == answer.step:
+            if sent is not None and _is_of(answer, sent):
                 del kept[partition]
                 if answer.flags & wire.LENT:
                     self.lent[partition] = sent
@@ -66,6 +66,11 @@ class Pushes:
         """The frames that a new connection sends again."""
         yield from self.unacked.values()
         yield from self.lent.values()
+
+
+def _is_of(answer: wire.Frame, sent: wire.Frame) -> bool:
+    """A LOAD that a break had sent twice is acknowledged twice, and the first push has its step."""
+    return sent.step == answer.step and (sent.kind is wire.Kind.LOAD or not answer.flags & wire.LOADED)
 
 
 def _among(kept: Mapping[int, object], wanted: AbstractSet[int] | None) -> bool:

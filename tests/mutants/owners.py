@@ -228,6 +228,13 @@ MUTANTS = (
         tests=(f"{SESSION}::test_an_eviction_ends_the_connections_of_all_ranks",),
     ),
     Mutant(
+        name="protocol: the ACK of a LOAD is as that of a push",
+        file="ps_server/shard/table/table.py",
+        text=", flags=wire.LOADED)",
+        fault=")",
+        tests=("tests/unit/ps_server/shard/transport/test_session.py",),
+    ),
+    Mutant(
         name="owners: hyper-parameters of ranks take each other's place",
         file="ps_server/shard/table/table.py",
         text="        self._hyper.keep((frame.worker, frame.rank), frame.hyper, hyper)\n",

@@ -118,10 +118,17 @@ MUTANTS = (
         tests=(EXCHANGES,),
     ),
     Mutant(
+        name="pushes: the ACK of a LOAD that was sent twice ends the first push",
+        file=PUSHES,
+        text=" and (sent.kind is wire.Kind.LOAD or not answer.flags & wire.LOADED)",
+        fault="",
+        tests=("tests/unit/ps_worker/exchange/test_in_flight.py",),
+    ),
+    Mutant(
         name="pushes: an ACK of another step ends one",
         file=PUSHES,
-        text="            if sent is not None and sent.step == answer.step:\n",
-        fault="            if sent is not None:\n",
+        text="    return sent.step == answer.step and (sent.kind",
+        fault="    return (sent.kind",
         tests=(EXCHANGES,),
     ),
     Mutant(

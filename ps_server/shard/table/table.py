@@ -213,7 +213,8 @@ class ShardTable:
             raise FrameRefused(f"table {self.spec.number} has started: its weights are no longer loaded")
         (values,) = self._terms(cell, frame)
         cell.set_weights(values, bringer)
-        outlet.send(Message(wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition)))
+        ack = wire.Frame(kind=wire.Kind.ACK, table=frame.table, partition=frame.partition, flags=wire.LOADED)
+        outlet.send(Message(ack))
 
     def _receive_hyper(self, frame: wire.Frame, _outlet: Outlet, _member: bool) -> None:
         message = parse_message(spec_pb2.Hyperparameters, bytes(frame.meta))

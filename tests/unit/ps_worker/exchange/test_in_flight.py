@@ -64,6 +64,23 @@ def test_what_is_noted_is_sent_again_to_its_shard_until_it_is_answered():
     assert [it.pushed_step(index) for index in range(3)] == [0, 0, 0]
 
 
+def test_the_ack_of_a_load_that_was_sent_twice_is_not_that_of_the_first_push():
+    """A connection that breaks between its being noted and its being sent has a new one send it, too.
+
+    An older shard does not say of what its ACK is; a LOAD is acknowledged by that.
+    """
+    it, _ = made()
+    it.note([push(0).but(kind=wire.Kind.LOAD)])
+    it.answered(answer(0, flags=wire.LOADED))
+    it.note([push(0)])
+    it.answered(answer(0, flags=wire.LOADED))
+    assert it.unacked() == [push(0)]
+    it.answered(answer(0))
+    it.note([push(0).but(kind=wire.Kind.LOAD)])
+    it.answered(answer(0))
+    assert it.unacked() == []
+
+
 def test_what_is_asked_is_told_by_shard_with_first_layers_first():
     it, _ = made()
     asked = it.ask(4, wire.READ)

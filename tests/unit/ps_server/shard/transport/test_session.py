@@ -91,6 +91,19 @@ def test_a_hello_with_its_token_opens_the_connection():
     assert [frame.kind for frame in it.outlet.take()] == [Kind.ACK]
 
 
+def test_an_ack_says_whether_it_is_of_weights_or_of_a_push():
+    """The first push is of step 0, and so are weights: who has sent them twice cannot tell by it."""
+    it = Wire()
+    it.hello()
+    it.outlet.clear()
+    it.send(Kind.LOAD, payload=bytes(4096))
+    it.send(Kind.LOAD, payload=bytes(4096))
+    it.shard.start_table("j", 0)
+    it.send(Kind.PUSH, payload=bytes(4096))
+    acks = [frame for frame in it.outlet.take() if frame.kind is Kind.ACK]
+    assert [bool(ack.flags & wire.LOADED) for ack in acks] == [True, True, False]
+
+
 def used(it):
     token = it.shard.make_token("j", 0, 1)
     assert it.hello(token=token)
