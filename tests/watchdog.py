@@ -24,7 +24,7 @@ from tests.watcher import END
 ROOT = str(Path(__file__).resolve().parents[1])
 RUN = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.watcher import main; main({{pid}})"
 MARGIN_S = 60.0  # for a test's end after pytest-timeout has failed it: fixtures may wait for processes
-QUIET_S = 480.0  # whatever is no test: more than the longest test may take
+QUIET_S = 720.0  # whatever is no test: more than the longest test may take, also with `make stress`
 EXIT_LIMIT_S = 10.0  # from a broken pipe until the process behind it has ended
 
 
