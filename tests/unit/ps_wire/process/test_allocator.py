@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.until import LIMIT_S
+from tests.until import ANEW_LIMIT_S
 
 SCRIPT = """
 from ps_wire.process.allocator import give_back_freed_blocks, keep_large_blocks
@@ -29,7 +29,7 @@ print(kept, resident_mib())
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
 def test_freed_blocks_are_kept_until_they_are_given_back():
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=LIMIT_S
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=ANEW_LIMIT_S
     )
     kept, left = map(float, run.stdout.split())
     assert kept > 200

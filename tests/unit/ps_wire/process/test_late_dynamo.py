@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.until import LIMIT_S
+from tests.until import ANEW_LIMIT_S
 
 BEGIN = """
 import sys, torch
@@ -82,7 +82,7 @@ def test_optimizers_do_without_it_until_it_is_asked_for(then):
         [sys.executable, "-c", BEGIN + then],
         capture_output=True,
         text=True,
-        timeout=2 * LIMIT_S,  # to compile takes a core for long
+        timeout=ANEW_LIMIT_S,  # to compile takes a core for long
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -28,7 +28,7 @@ from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, seeded
 from tests.inside import link_of
 from tests.integration.processes import Start
-from tests.until import LIMIT_S
+from tests.until import ANEW_LIMIT_S, LIMIT_S
 
 SMALL = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
 STEPS = 6
@@ -247,7 +247,7 @@ def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=ANEW_LIMIT_S,
         check=False,
     )
 
