@@ -86,10 +86,11 @@ def test_a_snapshot_of_a_history_that_was_undone_while_it_was_completed_does_not
     assert durable.shards[0].shard.snapshots.store.names(job) == []
 
 
-def test_a_coordinator_that_is_fenced_completes_no_snapshot(durable, tmp_path, monkeypatch):
+def test_a_coordinator_that_is_fenced_completes_no_snapshot(request, tmp_path, monkeypatch):
     """It may not have noticed yet that another one was started on its state directory."""
     job, describe = fresh_name(), SnapshotAttempt._describe
-    monkeypatch.setattr("ps_server.coordinator.coordinator.LOOK_S", LIMIT_S)
+    monkeypatch.setattr("ps_server.coordinator.coordinator.LOOK_S", 3600.0)  # before it begins to look
+    durable = request.getfixturevalue("durable")
 
     def described(self, *args, **kwargs):
         Generations(tmp_path / "state")
