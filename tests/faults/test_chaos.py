@@ -6,6 +6,7 @@ import itertools
 import math
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -126,7 +127,8 @@ WITH_A_CUT = next(
 
 @pytest.mark.integration
 def test_a_process_that_was_killed_and_that_nobody_has_waited_for_is_no_longer_waited_for_to_stop() -> None:
-    process = run("sleep", "60")
+    process = run(sys.executable, "-I", "-S", "-c", "import signal; print('up', flush=True); signal.pause()")
+    process.wait_line("up")
     assert not is_stopped(process)
     process.signal(signal.SIGKILL)
     until(lambda: is_stopped(process), "it is gone")

@@ -129,7 +129,7 @@ def start(*command: str, environment: Mapping[str, str] | None = None) -> Proces
 
 
 def run(*command: str) -> Process:
-    """A program that is not ours; it dies with the test run."""
+    """A program that is not ours, by its path; it dies with the test run."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", TETHER, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
