@@ -18,10 +18,10 @@ from tests.until import LIMIT_S, until
 
 
 class LateWords:
-    """Streams of members begin late, so many of them: not before the test is over."""
+    """A stream of a member begins late: not before the test is over."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.late = 0
+        self.late = False  # the next one
         self.first: list[str | None] = []  # of each stream, what it begins with
         self.over = threading.Event()
         outgoing = MemberStream._outgoing
@@ -29,12 +29,17 @@ class LateWords:
         def begin(stream: MemberStream, number: int, first: Any) -> Iterator[Any]:
             self.first.append(first.WhichOneof("kind"))
             if self.late:
-                self.late -= 1
+                self.late = False
                 self.over.wait(LIMIT_S)
             yield from outgoing(stream, number, first)
 
         monkeypatch.setattr(MemberStream, "_outgoing", begin)
-        monkeypatch.setattr(member_streams, "JOIN_LIMIT_S", 0.5)
+        self._monkeypatch = monkeypatch
+
+    def come(self) -> None:
+        """The next stream is late; from now on, so that none of before is on a slow machine."""
+        self.late = True
+        self._monkeypatch.setattr(member_streams, "JOIN_LIMIT_S", 0.5)
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def train(worker: ps.Worker) -> None:
 
 
 def test_a_worker_that_says_late_that_it_joins_joins(cluster: Cluster, words: LateWords) -> None:
-    words.late = 1
+    words.come()
     with ps.connect(servers=cluster.servers, job=fresh_name()) as worker:
         train(worker)
     assert words.first[:2] == ["join", "join"]
@@ -62,7 +67,7 @@ def test_a_worker_that_says_late_that_it_joins_joins(cluster: Cluster, words: La
 def test_a_worker_that_says_late_that_it_is_still_there_goes_on(cluster: Cluster, words: LateWords) -> None:
     """Its stream broke; the one after it is late, and the next one goes on."""
     with ps.connect(servers=cluster.servers, job=fresh_name(), lease=60) as worker:
-        words.late = 1
+        words.come()
         stream = link_of(worker).presence.membership._stream
         assert stream is not None
         stream._call.cancel()
