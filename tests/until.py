@@ -10,8 +10,6 @@ from collections.abc import Callable
 # processes, its libraries not in the page cache, a server took more than 40 s to start. Less than half of a
 # test's own limit (pytest-timeout), which does not say what was waited for.
 LIMIT_S = 140.0
-# Of a process that imports torch anew, and takes it apart at its end: 12 s of a core where memory is slow.
-ANEW_LIMIT_S = 2 * LIMIT_S
 PAUSE_S = 0.01
 
 

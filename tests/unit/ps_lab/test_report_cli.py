@@ -10,7 +10,7 @@ import pytest
 from ps_lab.cli import main
 from ps_lab.experiments.experiment import read
 from ps_lab.experiments.plan import runs
-from tests.until import ANEW_LIMIT_S
+from tests.anew import run_anew
 
 from .compare.made import EXPERIMENT, made_folder
 from .compare.painting import unpainted
@@ -20,8 +20,7 @@ FEW = EXPERIMENT.replace("[0, 1, 2, 3, 4]", "[0]")
 
 
 def report(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from ps_lab.cli import main; main()", "report", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=ANEW_LIMIT_S, check=False)
+    return run_anew("-c", "from ps_lab.cli import main; main()", "report", *words)
 
 
 def test_it_says_what_was_found_and_where_the_report_is(tmp_path: Path) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.anew import run_anew
 from tests.integration.processes import Process, Start
-from tests.until import LIMIT_S
 
 SAYS = "import sys; print(__name__, __package__, sys.argv[1:], sys.argv[0] == __file__, __spec__.name)\n"
-PS_WORKER = (sys.executable, "-c", "from ps_worker.cli import main; main()", "--servers", "none", "-m")
-PYTHON = (sys.executable, "-m")
+PS_WORKER = ("-c", "from ps_worker.cli import main; main()", "--servers", "none", "-m")
+PYTHON = ("-m",)
 
 
 @pytest.fixture
@@ -33,9 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(command: tuple[str, ...], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command, *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    return run_anew(*command, *words, folder=folder)
 
 
 def forked(spawn: Start, folder: Path, *words: str) -> Process:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.until import ANEW_LIMIT_S
+from tests.anew import run_anew
 
 SCRIPT = """
 from ps_wire.process.allocator import give_back_freed_blocks, keep_large_blocks
@@ -28,9 +27,8 @@ print(kept, resident_mib())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
 def test_freed_blocks_are_kept_until_they_are_given_back():
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=ANEW_LIMIT_S
-    )
+    run = run_anew("-c", SCRIPT)
+    assert run.returncode == 0, run.stderr
     kept, left = map(float, run.stdout.split())
     assert kept > 200
     assert left < kept - 190

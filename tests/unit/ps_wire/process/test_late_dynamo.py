@@ -1,11 +1,8 @@
 """The stand-in for `torch._dynamo`, in a process where nothing has imported it yet."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.until import ANEW_LIMIT_S
+from tests.anew import run_anew
 
 BEGIN = """
 import sys, torch
@@ -78,11 +75,5 @@ assert vars(step)["__dynamo_disable"] is not step
 
 @pytest.mark.parametrize("then", [BY_A_MODULE, BY_COMPILING], ids=["by a module", "by compiling"])
 def test_optimizers_do_without_it_until_it_is_asked_for(then):
-    run = subprocess.run(
-        [sys.executable, "-c", BEGIN + then],
-        capture_output=True,
-        text=True,
-        timeout=ANEW_LIMIT_S,  # to compile takes a core for long
-        check=False,
-    )
+    run = run_anew("-c", BEGIN + then)
     assert run.returncode == 0, run.stderr

@@ -24,11 +24,12 @@ import ps_worker.transport.open_service
 from ps_server.process.in_process import LocalService
 from ps_wire.v1 import coordinator_pb2, shard_pb2
 from ps_worker.job.job_link import ALONE
+from tests.anew import run_anew
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, seeded
 from tests.inside import link_of
 from tests.integration.processes import Start
-from tests.until import ANEW_LIMIT_S, LIMIT_S
+from tests.until import LIMIT_S
 
 SMALL = ps.BucketOptions(bucket_bytes=4096, first_bucket_bytes=4096, partition_bytes=4096)
 STEPS = 6
@@ -242,14 +243,7 @@ print("done")
 def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = folder / "train.py"
     path.write_text(SCRIPT)
-    return subprocess.run(
-        [sys.executable, str(path), *arguments],
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=ANEW_LIMIT_S,
-        check=False,
-    )
+    return run_anew(str(path), *arguments)
 
 
 @pytest.mark.integration

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +10,7 @@ from ps_wire.errors import PipelineError
 from ps_worker.memory.os_memory import PAGES
 from ps_worker.pipeline.blocks import blocks_of
 from ps_worker.pipeline.own_parameters import let_go, materialize, move, shared_by
-from tests.until import ANEW_LIMIT_S
+from tests.anew import run_anew
 
 CPU = torch.device("cpu")
 
@@ -137,9 +134,7 @@ def test_the_memory_of_parameters_that_go_is_the_systems_again() -> None:
 
     In a process of its own: where a heap lies, and what lies above it, is what thousands of tests left of it.
     """
-    run = subprocess.run(
-        [sys.executable, "-c", LETS_GO], capture_output=True, text=True, check=False, timeout=ANEW_LIMIT_S
-    )
+    run = run_anew("-c", LETS_GO)
     assert run.returncode == 0, run.stderr
     kept, *left = map(int, run.stdout.split())
     assert kept > 4_000_000

@@ -11,6 +11,7 @@ import pytest
 
 from ps_wire.spec import stragglers
 from ps_worker.process.straggling import Straggling
+from tests.anew import run_anew
 from tests.until import LIMIT_S
 
 
@@ -107,8 +108,7 @@ print("went on", flush=True)
 
 
 def run(text: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, text]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return run_anew("-c", SCRIPT, text)
 
 
 def test_a_process_that_is_paused_stands_still_and_goes_on():

@@ -1,0 +1,26 @@
+"""What a process says that does not end in time: `tests/anew.py`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests import anew
+
+STANDS = "import time\ndef stands():\n    time.sleep(1000)\nprint('up', flush=True)\nstands()"
+
+
+def test_how_a_process_ended_is_told() -> None:
+    done = anew.run_anew("-I", "-S", "-c", "import sys; print('out'); sys.exit('why')")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "out\n", "why\n")
+
+
+def test_one_that_does_not_end_says_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit_s in (1.0, 10.0, 100.0):  # it may not be up so soon
+        monkeypatch.setattr(anew, "ANEW_LIMIT_S", limit_s)
+        with pytest.raises(AssertionError) as failed:
+            anew.run_anew("-S", "-c", STANDS)
+        if "up" in (said := str(failed.value)).splitlines():
+            break
+    assert re.search(r" did not end within \d+ s:\nup\n(.|\n)* in stands\n", said), said
