@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from ps_lab.cluster.process_handle import ProcessHandle
 from tests.until import LIMIT_S
 
 # To import torch, and to take it apart at the end, is up to 12 s of a core where memory is slow.
@@ -17,34 +15,29 @@ ANEW_LIMIT_S = 2 * LIMIT_S
 STACKS_LIMIT_S = 10.0  # from SIGABRT until the process has ended
 
 
-def run_anew(
-    *words: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_anew(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments to its end.
 
     Raises:
         AssertionError: it takes longer than `ANEW_LIMIT_S`; with what it said, and where its threads stand.
     """
     command = [sys.executable, *words]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         cwd=folder,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    handle = ProcessHandle(process.pid)
-    try:
-        output, errors = process.communicate(timeout=ANEW_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        handle.send(signal.SIGABRT)
-        output, errors = process.communicate(timeout=STACKS_LIMIT_S)
-        raise AssertionError(
-            f"{command} did not end within {ANEW_LIMIT_S:g} s:\n{output}\n{errors}"
-        ) from None
-    finally:
-        handle.send(signal.SIGKILL)
-        handle.close()
-        process.wait()
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=ANEW_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            output, errors = process.communicate(timeout=STACKS_LIMIT_S)
+            raise AssertionError(
+                f"{command} did not end within {ANEW_LIMIT_S:g} s:\n{output}\n{errors}"
+            ) from None
+        finally:
+            process.kill()  # one that has ended is sent nothing
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: tuple[str, ...], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run_anew(*command, *words, folder=folder)
-
-
 def forked(spawn: Start, folder: Path, *words: str) -> Process:
     """The same where how the process ends is not asked: it need not import torch."""
     with contextlib.chdir(folder):
@@ -44,7 +39,7 @@ def forked(spawn: Start, folder: Path, *words: str) -> Process:
 @pytest.mark.parametrize("name", ["pkg.mod", "pkg"])
 def test_a_module_is_run_as_python_runs_it(spawn: Start, folder, name):
     words = (name, "--lr", "3", "-m", "x")
-    ours, pythons = forked(spawn, folder, *words), run(PYTHON, folder, *words)
+    ours, pythons = forked(spawn, folder, *words), run_anew(*PYTHON, *words, folder=folder)
     assert ours.wait_end() == pythons.returncode == 0, ours.text
     assert ours.text == pythons.stdout.rstrip("\n")
 
@@ -60,7 +55,7 @@ def test_what_a_script_has_not_flushed_is_written_when_it_ends(folder, end, code
         "log.file.write('first')\n"
         "plain.write('second')\n" + end
     )
-    assert run(PS_WORKER, folder, "pkg.leaves").returncode == code
+    assert run_anew(*PS_WORKER, "pkg.leaves", folder=folder).returncode == code
     assert ((folder / "in_a_cycle").read_text(), (folder / "plain").read_text()) == ("first", "second")
 
 
@@ -73,7 +68,7 @@ def test_after_ctrl_c_the_interpreter_does_not_look_through_what_the_script_has_
         "atexit.register(lambda: print(gc.get_freeze_count() - before >= len(kept)))\n"
         "raise KeyboardInterrupt\n"
     )
-    done = run(PS_WORKER, folder, "pkg.stops")
+    done = run_anew(*PS_WORKER, "pkg.stops", folder=folder)
     assert (done.returncode, done.stdout) == (130, "True\n"), done.stderr
 
 
