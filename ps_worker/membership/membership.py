@@ -19,8 +19,6 @@ from ps_wire.errors import (
     ConnectionLost,
     PsError,
     RolledBack,
-    ServerNotReady,
-    ServerUnreachable,
     StartLimitExceeded,
 )
 from ps_wire.frames.frame import PROTOCOL
@@ -36,7 +34,7 @@ from ps_worker.membership.snapshot_promise import SnapshotPromise
 from ps_worker.process import stopping
 from ps_worker.process.exit_reason import sendable
 from ps_worker.process.farewell import UNHURRIED, Farewell
-from ps_worker.process.retry import PAUSE_S, Retry
+from ps_worker.process.retry import ON_ITS_WAY, PAUSE_S, Retry
 from ps_worker.process.waiting import waits
 from ps_worker.settings import Settings
 
@@ -119,8 +117,7 @@ class Membership:
         """
         self.again = evicted is not None
         retry = Retry(self._settings.connect_limit_s, pauses_s=(PAUSE_S,), from_now=True)
-        on_its_way = (ServerNotReady, ServerUnreachable, ConnectionLost)
-        retry.call(lambda: self._join_once(evicted), again=lambda error: isinstance(error, on_its_way))
+        retry.call(lambda: self._join_once(evicted), again=lambda error: isinstance(error, ON_ITS_WAY))
         return self.joined
 
     def _join_once(self, evicted: pb.Joined | None) -> None:

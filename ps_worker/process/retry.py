@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ps_wire.errors import PsError
+from ps_wire.errors import ConnectionLost, PsError, ServerNotReady, ServerUnreachable
 
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # of a stream or connection that broke
 PAUSE_S = 0.2  # of a single call
+ON_ITS_WAY = (ConnectionLost, ServerNotReady, ServerUnreachable)  # lost there: another try may arrive
 
 Result = TypeVar("Result")
 

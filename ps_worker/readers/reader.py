@@ -44,6 +44,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.exchange.exchange import Exchange
 from ps_worker.model import model_table
 from ps_worker.process import console
+from ps_worker.process.retry import ON_ITS_WAY
 from ps_worker.settings import Settings
 from ps_worker.transport.carrier_choice import CarrierChoice
 from ps_worker.transport.connection import Connection
@@ -53,7 +54,7 @@ from ps_worker.transport.server_check import check_servers
 logger = logging.getLogger("ps_worker")
 READ_LIMIT_S = 60.0  # as long as a long step, and the upload of its buffers
 LEAVE_LIMIT_S = 5.0  # for a thread that has been told to end
-AGAIN_S = 0.5  # between two looks for a job that is not there
+AGAIN_S = 0.5  # between two tries to join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,20 +173,23 @@ class Reader:
             raise
 
     def _join_in_time(self) -> int:
-        """Joins; where the job was to be waited for, again and again, until it is there and has started."""
-        wait_s = self._settings.wait_s
-        until_s = time.monotonic() + wait_s
+        """Joins; again and again, where a try was lost on its way, or the job is to be waited for."""
+        wait_s, connect_limit_s = self._settings.wait_s, self._settings.connect_limit_s
+        begun_s = time.monotonic()
         while True:
             try:
                 worker = self._join()
                 if wait_s:
-                    self._ask(time.monotonic() + self._settings.connect_limit_s, table=0)
+                    self._ask(time.monotonic() + connect_limit_s, table=0)
             except (JobUnknown, Unavailable) as error:
-                left_s = until_s - time.monotonic()
+                lost = isinstance(error, ON_ITS_WAY)
+                left_s = begun_s + (max(wait_s, connect_limit_s) if lost else wait_s) - time.monotonic()
                 if left_s <= 0:
                     waited = f"; waited for {wait_s:g} s (PS_WAIT)" if wait_s else ""
                     raise type(error)(f"{error.message}{waited}", **error.facts) from None
-                if not self._waits:
+                if lost:
+                    logger.info("reader: %s; trying again", error.message)
+                elif not self._waits:
                     self._waits = True
                     logger.info(
                         "reader: waiting for job %s, up to %g s (PS_WAIT)", self._settings.job, wait_s

@@ -30,6 +30,7 @@ SHARING = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 SIZES = "tests/unit/ps_server/coordinator/epochs/test_sizes.py"
 GROUPS = "tests/integration/test_groups.py"
 BACKUPS = "tests/unit/ps_server/shard/table/test_backup_tables.py"
+LATE = "tests/component/members/test_late_words.py"
 
 LEAVING = "tests/component/members/test_leave.py"
 OF_REFUSED = (f"{LEAVING}::test_a_worker_whose_stream_ends_as_it_hears_that_it_is_refused_is_out",)
@@ -40,7 +41,28 @@ MUTANTS = (
         file="ps_server/rpc/first_message.py",
         text="        raise ConnectionLost(",
         fault="        raise StopAsyncIteration(",
-        tests=("tests/component/members/test_late_words.py",),
+        tests=(f"{LATE}::test_a_worker_that_says_late_that_it_joins_joins",),
+    ),
+    Mutant(
+        name="shards: one that never says who it is holds its stream for ever",
+        file="ps_server/coordinator/service.py",
+        text="await first_message(anext(aiter(request_iterator)), REGISTER_LIMIT_S)",
+        fault="await anext(aiter(request_iterator))",
+        tests=(f"{LATE}::test_a_shard_that_says_late_that_it_registers_registers",),
+    ),
+    Mutant(
+        name="readers: one that never says what it reads holds its stream for ever",
+        file="ps_server/coordinator/readers.py",
+        text="await first_message(self._inbox.get(), JOIN_LIMIT_S)",
+        fault="await self._inbox.get()",
+        tests=(f"{LATE}::test_a_reader_that_says_late_that_it_joins_reads",),
+    ),
+    Mutant(
+        name="reader: whose first word was late does not come again",
+        file="ps_worker/readers/reader.py",
+        text="lost = isinstance(error, ON_ITS_WAY)",
+        fault="lost = False",
+        tests=(f"{LATE}::test_a_reader_that_says_late_that_it_joins_reads",),
     ),
     Mutant(
         name="streams: who goes as it hears its refusal holds its number for ever",
