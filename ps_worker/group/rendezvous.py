@@ -25,6 +25,7 @@ from ps_wire.frames.frame import PROTOCOL
 from ps_wire.process.ranks import Ranks
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_calls import CoordinatorCalls
+from ps_worker.process.in_time import in_time
 from ps_worker.process.retry import PAUSE_S
 from ps_worker.process.waiting import waits
 
@@ -33,6 +34,7 @@ INTERFACE = "GLOO_SOCKET_IFNAME"  # of the environment
 SIOCGIFADDR = 0x8915  # of linux/sockios.h: the address of an interface
 CALL_LIMIT_S = 30.0  # the coordinator answers within two seconds
 STORE_LIMIT_S = 60.0  # for one call to the store
+STORE_GRACE_S = 5.0  # more than torch's own limit, which knows more, but not of a peer that says nothing
 SAY_AFTER_S = 5.0  # who is missing
 
 
@@ -99,7 +101,8 @@ class Rendezvous:
         """Waits until all ranks are there.
 
         Raises:
-            StartLimitExceeded: one did not come in time; it is named, with the hosts of those that did.
+            StartLimitExceeded: one did not come in time; it is named, with the hosts of those that did. Or
+                rank 0 came, and has fallen silent.
             UsageError: the ranks are on several hosts, and may not be.
             PsError: what the coordinator refuses with, such as a rank that two processes have.
         """
@@ -117,25 +120,40 @@ class Rendezvous:
                     "rank 0 reaches the coordinator over loopback, or not over IPv4, and other ranks are on "
                     "other hosts: name the servers there, too, by IPv4 addresses that all hosts reach"
                 )
-            store = TCPStore(
-                host,
-                int(port),
-                self._ranks.size,
-                self._ranks.leads,
-                timedelta(seconds=STORE_LIMIT_S),
-                wait_for_workers=False,
-                master_listen_fd=listening.pop(int(apart)).detach() if listening else None,
-            )
             return Met(
                 hosts=tuple(reply.hosts),
                 machines=tuple(reply.machines),
-                store=store,
+                store=self._store(host, int(port), listening.pop(int(apart)) if listening else None),
                 interface=_interface_towards(f"{host}:{port}") if apart else LOOPBACK_INTERFACE,
                 address=_address_towards(f"{host}:{port}") if apart else LOOPBACK,
             )
         finally:
             for it in listening:
                 it.close()
+
+    def _store(self, host: str, port: int, listening: socket.socket | None) -> TCPStore:
+        """The store that the ranks share; `listening`: this one keeps it there."""
+        fd = None if listening is None else listening.detach()
+
+        def connect() -> TCPStore:
+            return TCPStore(
+                host,
+                port,
+                self._ranks.size,
+                self._ranks.leads,
+                timedelta(seconds=STORE_LIMIT_S),
+                wait_for_workers=False,
+                master_listen_fd=fd,
+            )
+
+        try:
+            return in_time("ps-store", connect, STORE_LIMIT_S + STORE_GRACE_S)
+        except TimeoutError:
+            raise StartLimitExceeded(
+                f"rank 0 of worker {self._worker} has come, and its store at {host}:{port} takes connections "
+                f"and says nothing for {STORE_LIMIT_S:g} s: it is stopped, or hangs",
+                waiting_for="rank 0",
+            ) from None
 
     def _listen(self) -> list[socket.socket]:
         """On loopback, and, where ranks may be on several hosts, on the way to the coordinator."""

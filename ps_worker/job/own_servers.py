@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -24,7 +25,8 @@ from torch.distributed.rendezvous import rendezvous
 from ps_wire.access.access import read
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError, StartLimitExceeded, UsageError
 from ps_wire.frames.service import LOCAL_SERVER
-from ps_worker.group.rendezvous import LOOPBACK, machine
+from ps_worker.group.rendezvous import LOOPBACK, STORE_GRACE_S, machine
+from ps_worker.process.in_time import in_time
 from ps_worker.process.waiting import waits
 from ps_worker.settings import STORE, Settings
 
@@ -61,7 +63,7 @@ class OwnServers:
             say: told about changed certificates that cannot be taken.
 
         Raises:
-            StartLimitExceeded: a rank did not come in time; it is named.
+            StartLimitExceeded: a rank did not come in time; it is named. Or nobody answers where they meet.
             UsageError: the ranks are on several hosts, or there is no store where they meet.
             ConfigurationRefused: the server of another rank could not start.
             PsError: this rank's could not.
@@ -181,19 +183,32 @@ def keep_store(listening: socket.socket) -> Store:
 
 def _meet(settings: Settings) -> Store:
     """The store at which all ranks of this group meet."""
-    limit = timedelta(seconds=settings.start_limit_s)
     try:
-        if STORE in os.environ:
-            host, _, port = os.environ[STORE].rpartition(":")
-            return TCPStore(host, int(port), None, is_master=False, timeout=limit, wait_for_workers=False)
-        url = f"env://?rank={settings.ranks.rank}&world_size={settings.ranks.size}"
-        store: Store = next(rendezvous(url, timeout=limit))[0]
+        return in_time("ps-store", partial(_connect, settings), settings.start_limit_s + STORE_GRACE_S)
+    except TimeoutError:
+        place = os.environ.get(STORE) or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise StartLimitExceeded(
+            f"at {place}, where the ranks of this group meet, connections are taken and nothing is said "
+            f"for {settings.start_limit_s:g} s (PS_START_LIMIT): another program has that port, or the "
+            "launcher is stopped",
+            waiting_for=place,
+        ) from None
     except (ValueError, RuntimeError) as error:
         raise UsageError(
             f"without servers (PS_SERVERS=none) the {settings.ranks.size} ranks of a group meet where "
             f"MASTER_ADDR and MASTER_PORT say: start them with ps-worker --nproc {settings.ranks.size} or "
             f"torchrun, or set both; {error}"
         ) from None
+
+
+def _connect(settings: Settings) -> Store:
+    """Waits without end for one that accepts and says nothing: torch has a limit for all but that."""
+    limit = timedelta(seconds=settings.start_limit_s)
+    if STORE in os.environ:
+        host, _, port = os.environ[STORE].rpartition(":")
+        return TCPStore(host, int(port), None, is_master=False, timeout=limit, wait_for_workers=False)
+    url = f"env://?rank={settings.ranks.rank}&world_size={settings.ranks.size}"
+    store: Store = next(rendezvous(url, timeout=limit))[0]
     return store
 
 

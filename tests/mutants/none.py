@@ -3,12 +3,27 @@
 from .mutant import Mutant
 
 RANK_PROCESSES = "tests/unit/ps_worker/process/test_rank_processes.py"
+RENDEZVOUS = "tests/unit/ps_worker/group/test_rendezvous.py"
 OWN_SERVERS = "tests/unit/ps_worker/job/test_own_servers.py"
 COMPARE = "tests/integration/test_compare.py"
 TRACES = "tests/unit/ps_lab/test_traces.py"
 TOGETHER = "tests/integration/test_own_servers.py"
 
 MUTANTS = (
+    Mutant(
+        name="none: who meets at the port of another program waits without end",
+        file="ps_worker/job/own_servers.py",
+        text='in_time("ps-store", partial(_connect, settings), settings.start_limit_s + STORE_GRACE_S)',
+        fault="_connect(settings)",
+        tests=(f"{OWN_SERVERS}::test_who_takes_connections_where_ranks_meet_and_says_nothing_is_named",),
+    ),
+    Mutant(
+        name="groups: who meets a rank 0 that was stopped waits without end",
+        file="ps_worker/group/rendezvous.py",
+        text='in_time("ps-store", connect, STORE_LIMIT_S + STORE_GRACE_S)',
+        fault="connect()",
+        tests=(f"{RENDEZVOUS}::test_a_rank_0_that_has_come_and_says_nothing_is_named",),
+    ),
     Mutant(
         name="ranks: the code of what one of them left behind is that of the worker",
         file="ps_worker/process/rank_processes.py",

@@ -1,14 +1,16 @@
-"""Ranks that meet on several hosts, where the coordinator is one of the test's own."""
+"""Ranks that meet, where the coordinator is one of the test's own."""
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
-from ps_wire.errors import UsageError
+from ps_wire.errors import StartLimitExceeded, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.v1 import coordinator_pb2 as pb
+from ps_worker.group import rendezvous
 from ps_worker.group.rendezvous import Rendezvous
 
 
@@ -44,3 +46,23 @@ def test_who_leads_ranks_on_several_hosts_is_reached_by_an_ipv4_address_that_is_
 ) -> None:
     with pytest.raises(UsageError, match="name the servers there, too, by IPv4 addresses"):
         meet(towards, "")
+
+
+def test_a_rank_0_that_has_come_and_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped: its kernel takes connections. torch would wait without end."""
+    monkeypatch.setattr(rendezvous, "STORE_LIMIT_S", 0.1)
+    monkeypatch.setattr(rendezvous, "STORE_GRACE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+
+        class Met:
+            def Meet(self, request: Any, timeout: float) -> pb.MeetReply:  # noqa: N802 - the call's name
+                return pb.MeetReply(complete=True, hosts=["a", "a"], machines=["1", "1"], address=address)
+
+        coordinator: Any = Met()
+        ranks = Ranks(rank=1, size=2)
+        second = Rendezvous(coordinator, ranks, job="j", worker=3, limit_s=1.0, say=lambda _: None)
+        with pytest.raises(
+            StartLimitExceeded, match=f"rank 0 of worker 3 has come, and its store at {address} "
+        ):
+            second.meet()

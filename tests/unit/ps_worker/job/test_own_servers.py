@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 from datetime import timedelta
 
 import pytest
@@ -58,8 +59,31 @@ def test_a_rank_that_does_not_come_is_named(store: Store, monkeypatch: pytest.Mo
         return TCPStore(*given, timeout=timedelta(seconds=LIMIT_S), **options)
 
     monkeypatch.setattr(own_servers, "TCPStore", patient)
+    monkeypatch.setattr(own_servers, "STORE_GRACE_S", LIMIT_S)
     with pytest.raises(StartLimitExceeded, match=r"rank 0 of 2 did not start its server within 0\.1 s"):
         second(start_limit=0.1)
+
+
+@pytest.mark.parametrize("launcher", ["ps-worker", "torchrun"])
+def test_who_takes_connections_where_ranks_meet_and_says_nothing_is_named(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch would wait without end, and hear no Ctrl-C."""
+    monkeypatch.setattr(own_servers, "STORE_GRACE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if launcher == "ps-worker":
+            places = {STORE: f"127.0.0.1:{port}"}
+        for name in (STORE, "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in places.items():
+            monkeypatch.setenv(name, value)
+
+        with pytest.raises(
+            StartLimitExceeded, match=rf"at 127\.0\.0\.1:{port}, .* nothing is said for 0\.1 s"
+        ):
+            second(start_limit=0.1)
 
 
 def test_without_a_store_it_is_said_how_ranks_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
