@@ -52,7 +52,7 @@ def test_an_address_that_accepts_and_says_nothing_counts_as_unreachable() -> Non
         began_s = time.monotonic()
         with pytest.raises(errors.ServerUnreachable, match=address):
             join(address, fresh_job(), connect_limit=0.5)
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 25  # the default is 30 s
 
 
 def test_servers_in_another_order_end_the_worker_with_78(cluster: Servers, spawn: Start, script: str) -> None:

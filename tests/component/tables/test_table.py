@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ps_worker as ps
+from tests.component.differing import refused
 from tests.component.reference import batch
 from tests.component.service import Cluster, figures, fresh_name, partitions, run_workers
 from tests.until import LIMIT_S
@@ -337,15 +338,8 @@ def test_what_a_table_refuses(cluster: Cluster):
 
 def test_tables_that_differ_are_refused_naming_the_first_difference(cluster: Cluster):
     """The one that comes second is refused; the other waits for it."""
-    joined = threading.Barrier(2, timeout=LIMIT_S)
 
-    def body(worker: ps.Worker) -> ps.PsError:
-        joined.wait()
-        with pytest.raises(ps.PsError) as caught:
-            worker.table({"w": torch.zeros(3 + worker.rank)}, optimizer=ONE)
-        return caught.value
+    def bring(worker: ps.Worker) -> None:
+        worker.table({"w": torch.zeros(3 + worker.rank)}, optimizer=ONE)
 
-    errors = run_workers(cluster, body, num_workers=2, start_limit=0.5)
-    refused = [error for error in errors if isinstance(error, ps.ConfigurationRefused)]
-    assert len(refused) == 1
-    assert "shape of parameter 'w'" in refused[0].message
+    assert "shape of parameter 'w'" in refused(cluster, bring).message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -14,11 +13,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import ps_worker as ps
+from tests.component.differing import refused
 from tests.component.models import Mlp, Normed, Tied
 from tests.component.reference import Script, alone, assert_same, batch, check, in_turns, seeded
 from tests.component.service import Cluster, run_workers
 from tests.inside import exchange_of
-from tests.until import LIMIT_S
 
 # torch's own, where what it compiles is not the first that takes part in autograd
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -291,18 +290,12 @@ def test_nothing_leaves_while_a_compiled_backward_is_running(cluster: Cluster):
 
 def test_a_compiled_model_has_other_names_than_the_model(cluster: Cluster):
     """Wrapped on one worker, and the model itself on the other, they do not fit: wrap the same on all."""
-    joined = threading.Barrier(2, timeout=LIMIT_S)
 
-    def body(worker: ps.Worker) -> ps.PsError:
-        joined.wait()
+    def bring(worker: ps.Worker) -> None:
         model = whole(seeded(Mlp), "eager") if worker.rank else seeded(Mlp)
-        with pytest.raises(ps.PsError) as caught:
-            worker.wrap(adam(model), model)
-        return caught.value
+        worker.wrap(adam(model), model)
 
-    errors = run_workers(cluster, body, num_workers=2, start_limit=0.5)
-    (refused,) = [error for error in errors if isinstance(error, ps.ConfigurationRefused)]
-    assert "_orig_mod.first.weight" in refused.message
+    assert "_orig_mod.first.weight" in refused(cluster, bring).message
 
 
 @pytest.mark.integration  # imports and a C++ compiler: 10 s

@@ -12,6 +12,7 @@ import torch
 
 import ps_worker as ps
 import ps_worker.exchange.in_flight
+from tests.component.differing import refused
 from tests.component.models import Mlp, Normed
 from tests.component.reference import assert_same, batch, seeded
 from tests.component.scripts import STEPS, sgd, train
@@ -218,15 +219,10 @@ def test_a_start_ends_when_a_shard_is_gone_for_good_and_names_it(durable: Cluste
 
 def test_optimizers_that_are_wrapped_in_another_order_are_refused(cluster: Cluster):
     """Tables go by their number: here worker 1 wraps the halves of a GAN the other way round."""
-    joined = threading.Barrier(2, timeout=LIMIT_S)
 
-    def body(worker: ps.Worker) -> ps.PsError:
-        joined.wait()
+    def bring(worker: ps.Worker) -> None:
         half = list(seeded(make_pair).values())[worker.rank]
-        with pytest.raises(ps.PsError) as caught:
-            worker.wrap(sgd(half), half)
-        return caught.value
+        worker.wrap(sgd(half), half)
 
-    errors = run_workers(cluster, body, num_workers=2, start_limit=0.5)
-    (refused,) = [error for error in errors if isinstance(error, ps.ConfigurationRefused)]
-    assert refused.message.startswith("table 0 of this job differs: shape of parameter 'weight'")
+    told = refused(cluster, bring).message
+    assert told.startswith("table 0 of this job differs: shape of parameter 'weight'")
