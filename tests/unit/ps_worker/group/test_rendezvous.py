@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from ps_wire.process.ranks import Ranks
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.group import rendezvous
 from ps_worker.group.rendezvous import Rendezvous
+from tests.unit.ps_worker.mute import mute
 
 
 class Apart:
@@ -52,8 +52,7 @@ def test_a_rank_0_that_has_come_and_says_nothing_is_named(monkeypatch: pytest.Mo
     """It is stopped: its kernel takes connections. torch would wait without end."""
     monkeypatch.setattr(rendezvous, "STORE_LIMIT_S", 0.1)
     monkeypatch.setattr(rendezvous, "STORE_GRACE_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as stopped:
-        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+    with mute() as address:
 
         class Met:
             def Meet(self, request: Any, timeout: float) -> pb.MeetReply:  # noqa: N802 - the call's name

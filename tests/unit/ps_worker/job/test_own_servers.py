@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 from datetime import timedelta
 
 import pytest
@@ -17,6 +16,7 @@ from ps_worker.group.rendezvous import machine
 from ps_worker.job import own_servers
 from ps_worker.job.own_servers import OwnServers
 from ps_worker.settings import STORE
+from tests.unit.ps_worker.mute import mute
 from tests.until import LIMIT_S
 
 SECOND = {"PS_SERVERS": "none", "PS_GROUP_SIZE": "2", "PS_GROUP_RANK": "1"}
@@ -70,19 +70,15 @@ def test_who_takes_connections_where_ranks_meet_and_says_nothing_is_named(
 ) -> None:
     """Torch would wait without end, and hear no Ctrl-C."""
     monkeypatch.setattr(own_servers, "STORE_GRACE_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        port = mute.getsockname()[1]
-        places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        if launcher == "ps-worker":
-            places = {STORE: f"127.0.0.1:{port}"}
+    with mute() as address:
+        host, _, port = address.partition(":")
+        places = {"MASTER_ADDR": host, "MASTER_PORT": port} if launcher == "torchrun" else {STORE: address}
         for name in (STORE, "MASTER_ADDR", "MASTER_PORT"):
             monkeypatch.delenv(name, raising=False)
         for name, value in places.items():
             monkeypatch.setenv(name, value)
 
-        with pytest.raises(
-            StartLimitExceeded, match=rf"at 127\.0\.0\.1:{port}, .* nothing is said for 0\.1 s"
-        ):
+        with pytest.raises(StartLimitExceeded, match=rf"at {address}, .* nothing is said for 0\.1 s"):
             second(start_limit=0.1)
 
 
