@@ -175,7 +175,7 @@ class Reader:
     def _join_in_time(self) -> int:
         """Joins; again and again, where a try was lost on its way, or the job is to be waited for."""
         wait_s, connect_limit_s = self._settings.wait_s, self._settings.connect_limit_s
-        begun_s = time.monotonic()
+        begun_s, said = time.monotonic(), ""
         while True:
             try:
                 worker = self._join()
@@ -187,9 +187,10 @@ class Reader:
                 if left_s <= 0:
                     waited = f"; waited for {wait_s:g} s (PS_WAIT)" if wait_s else ""
                     raise type(error)(f"{error.message}{waited}", **error.facts) from None
-                if lost:
-                    logger.info("reader: %s; trying again", error.message)
-                elif not self._waits:
+                if lost and error.message != said:
+                    said = error.message
+                    logger.info("reader: %s; trying again", said)
+                elif not lost and not self._waits:
                     self._waits = True
                     logger.info(
                         "reader: waiting for job %s, up to %g s (PS_WAIT)", self._settings.job, wait_s
