@@ -25,12 +25,11 @@ from torch.distributed.rendezvous import rendezvous
 from ps_wire.access.access import read
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError, StartLimitExceeded, UsageError
 from ps_wire.frames.service import LOCAL_SERVER
-from ps_worker.group.rendezvous import LOOPBACK, STORE_GRACE_S, machine
+from ps_worker.group.rendezvous import LOOPBACK, STORE_GRACE_S, STORE_LIMIT_S, machine
 from ps_worker.process.in_time import in_time
 from ps_worker.process.waiting import waits
 from ps_worker.settings import STORE, Settings
 
-STORE_LIMIT_S = 60.0  # for one call to the store
 PAUSE_S = 0.02  # between two looks at the store
 LEAVE_LIMIT_S = 5.0  # that a rank keeps its server for others that have not left
 

@@ -147,7 +147,6 @@ class Reader:
         self._connections: list[Connection] = []
         self._requests: queue.SimpleQueue[pb.ReadRequest | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._waits = False
         console.show(logger)
         self._service = open_service(settings, logger.warning)
         try:
@@ -175,7 +174,8 @@ class Reader:
     def _join_in_time(self) -> int:
         """Joins; again and again, where a try was lost on its way, or the job is to be waited for."""
         wait_s, connect_limit_s = self._settings.wait_s, self._settings.connect_limit_s
-        begun_s, said = time.monotonic(), ""
+        begun_s = time.monotonic()
+        said: set[str] = set()
         while True:
             try:
                 worker = self._join()
@@ -187,14 +187,13 @@ class Reader:
                 if left_s <= 0:
                     waited = f"; waited for {wait_s:g} s (PS_WAIT)" if wait_s else ""
                     raise type(error)(f"{error.message}{waited}", **error.facts) from None
-                if lost and error.message != said:
-                    said = error.message
-                    logger.info("reader: %s; trying again", said)
-                elif not lost and not self._waits:
-                    self._waits = True
-                    logger.info(
-                        "reader: waiting for job %s, up to %g s (PS_WAIT)", self._settings.job, wait_s
-                    )
+                if lost:
+                    text = f"{error.message}; trying again"
+                else:
+                    text = f"waiting for job {self._settings.job}, up to {wait_s:g} s (PS_WAIT)"
+                if text not in said:
+                    said.add(text)
+                    logger.info("reader: %s", text)
                 self._end_stream()
                 time.sleep(min(AGAIN_S, left_s))
             else:
