@@ -28,7 +28,7 @@ def test_a_pipeline_of_which_a_stage_was_killed_forms_again_and_others_go_on_mea
 ) -> None:
     """Killed between two micro-batches, and while the other stage is behind its schedule; nobody hangs."""
     job = fresh_job()
-    options = "--lease", "10", "--consistency", "asp"
+    options = "--lease", "60", "--consistency", "asp"  # who trains on may be silent for half of it
     words = str(tmp_path), "1000000", "print"
 
     def pipelines(*more: str, **which: Any) -> list[list[Process]]:
@@ -50,7 +50,7 @@ def test_a_stage_that_hangs_in_a_schedule_ends_its_pipeline_and_sigterm_of_one_e
 ) -> None:
     """Nobody waits in a send or a receive for a stage that is stopped; the other pipeline trains on."""
     job = fresh_job()
-    options = "--lease", "10", "--consistency", "asp"
+    options = "--lease", "20", "--consistency", "asp"  # who is stopped is silent for half of it
     pipelines = start_stages(
         spawn, cluster, SCRIPT, str(tmp_path), "1000000", "print", job=job, options=options
     )
