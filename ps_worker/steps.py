@@ -241,7 +241,7 @@ class Steps:
 
     def begin_iterator(self) -> None:
         """See `DataListener`."""
-        self.link.resumption.begin_iterator()
+        self.link.resumption.stand_between()
 
     def end_iterator(self) -> None:
         """See `DataListener`."""
@@ -292,6 +292,10 @@ class Steps:
         """See `DataListener`. Who comes now goes on behind that loop, too."""
         if self._all and not self.link.ended:
             self.link.uploads.at_epoch()
+
+    def arrive_behind_loop(self) -> None:
+        """See `DataListener`."""
+        self.link.resumption.stand_between()
 
     @property
     def next_call(self) -> int:

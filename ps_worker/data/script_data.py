@@ -45,6 +45,9 @@ class DataListener(ScriptSteps, Protocol):
     def end_loop(self) -> None:
         """Called when the script's loop has come to its end by itself."""
 
+    def arrive_behind_loop(self) -> None:
+        """Called when the script has left out a loop behind which it was sent: it is there."""
+
     @property
     def next_call(self) -> int:
         """The number of the next call that it makes together with the other workers."""
@@ -306,6 +309,7 @@ class ScriptData:
             self._listener.pass_over_calls(self._ends[loop])
         if self._behind_loop and loop + 1 == len(self._sent_ends):
             self._back_to = None
+            self._listener.arrive_behind_loop()
 
     def sent_back(self, why: str) -> RolledBack:
         """Tells a script that does not go back by itself; `why` it does not."""

@@ -161,10 +161,11 @@ class Resumption:
             self._again = self._again if self._listener.dropping() else None
         self._side.random.apply()
 
-    def begin_iterator(self) -> None:
-        """The script's loop is about to draw its batches: torch's iterator over them draws from a generator.
+    def stand_between(self) -> None:
+        """The script is where it was sent, between batches: before those of an epoch, or behind a loop.
 
-        State of the beginning of an epoch is of before that, and state of a batch of behind it.
+        State of the beginning of an epoch is of before torch's iterator over its batches draws from a
+        generator, and state of a batch of behind that.
         """
         again = self._again
         if again is not None and not again.inside and self._listener.arrived():

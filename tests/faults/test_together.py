@@ -97,7 +97,12 @@ class Run:
             if not it["ended"]:
                 assert it["decay"] == called.EPOCHS, what
                 assert it["schedule"] == it["steps"] or self.consistency != "bsp", what
-            for epoch, values in {epoch: tuple(values) for epoch, *values in it["calls"]}.items():
+            calls = it["calls"]
+            if (
+                calls[-1][0] != called.EPOCHS - 1
+            ):  # it came again behind the loop: the rest of its body is void
+                calls = calls[:-1]
+            for epoch, values in {epoch: tuple(values) for epoch, *values in calls}.items():
                 last.setdefault(epoch, set()).add(values)
         assert sum(len(values) > 1 for values in last.values()) <= between, last
         assert sorted(last) == list(range(called.EPOCHS))

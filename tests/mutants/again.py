@@ -5,6 +5,8 @@ from .mutant import Mutant
 BOOK = "ps_server/coordinator/epochs/epoch_book.py"
 BOOK_TESTS = "tests/unit/ps_server/coordinator/epochs/test_epoch_book.py"
 DEALT = "tests/component/data/test_dealt_epochs.py"
+BEHIND_ALL = f"{DEALT}::test_who_comes_again_behind_all_epochs_leaves_nothing_of_them_unused_and_has_the_state_of_there"
+KEPT = "tests/unit/ps_server/coordinator/jobs/test_job.py::test_the_share_of_one_who_came_late_is_kept_once_it_has_asked"
 DATA = "ps_worker/data/script_data.py"
 SCRIPT = "tests/unit/ps_worker/data/test_script_data.py"
 LOOPS = "tests/component/snapshots/test_loops.py"
@@ -32,6 +34,34 @@ MUTANTS = (
         text="        if self._dealt.get((loader, worker), (0, []))[0] != incarnation:\n",
         fault="        if True:\n",
         tests=(f"{BOOK_TESTS}::test_who_passes_over_an_epoch_in_mid_run_leaves_its_share_unused",),
+    ),
+    Mutant(
+        name="again: who validates has no share of an epoch that it passed over",
+        file=BOOK,
+        text="in self._epochs.items() if self.trains(loader) else ():\n",
+        fault="in self._epochs.items():\n",
+        tests=(f"{BOOK_TESTS}::test_who_validates_has_its_share_of_an_epoch_that_it_passed_over",),
+    ),
+    Mutant(
+        name="again: shares are kept for who has joined and does not know yet where the job is",
+        file="ps_server/coordinator/jobs/job.py",
+        text="            stands = not it.late or (it.worker, it.incarnation) in asked\n",
+        fault="            stands = True\n",
+        tests=(BEHIND_ALL,),
+    ),
+    Mutant(
+        name="again: who came in mid-run has no share of its own as long as it is there",
+        file="ps_server/coordinator/jobs/job.py",
+        text="            stands = not it.late or (it.worker, it.incarnation) in asked\n",
+        fault="            stands = not it.late\n",
+        tests=(KEPT,),
+    ),
+    Mutant(
+        name="again: the rest of the body in which one was counts where it comes again behind its loop",
+        file=DATA,
+        text="            self._listener.arrive_behind_loop()\n",
+        fault="            pass\n",
+        tests=(BEHIND_ALL,),
     ),
     Mutant(
         name="again: the share of one who never comes again is kept for it",

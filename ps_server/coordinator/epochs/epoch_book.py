@@ -62,6 +62,10 @@ class EpochBook:
             known = self._answers[loader, worker] = incarnation, request, ask()
         return known[2]
 
+    def asked(self) -> set[tuple[int, int]]:
+        """Workers, with their incarnations, that have asked for something: these know where the job is."""
+        return {(worker, incarnation) for (_, worker), (incarnation, *_) in self._answers.items()}
+
     def ask(
         self,
         loader: int,
@@ -133,8 +137,11 @@ class EpochBook:
         return begun
 
     def _pass_over(self, loader: int, epoch: int, worker: int, incarnation: int) -> None:
-        """One that has come begins with this epoch: its shares of those before are left over."""
-        for (other, number), dealt in self._epochs.items():
+        """One that has come begins with this epoch: its shares of those before are left over.
+
+        Of a loader that nobody trains on they would be nobody's, and it may yet go back there.
+        """
+        for (other, number), dealt in self._epochs.items() if self.trains(loader) else ():
             if other == loader and number < epoch and dealt.owners.get(worker) in (incarnation, ANY):
                 dealt.give_up([worker], NOBODY, left_over=True)
 

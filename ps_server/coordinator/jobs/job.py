@@ -150,11 +150,16 @@ class Job:
     def sharing(self, ranks: int = 1, samples: int = 0) -> dict[int, Sharer]:
         """Who shares what begins now: those here, and those whom a job that starts with all still awaits.
 
+        Who came in mid-run and has asked for nothing yet may go on behind it: it is awaited, too.
+
         One that has never come is taken to have as many `ranks` as who asks, if that many share `samples`; 0:
         these are not known.
         """
-        members = self.roster.members
-        here = {it.worker: Sharer(it.incarnation, it.ranks) for it in self.roster.here()}
+        members, asked = self.roster.members, self.epochs.asked()
+        here = {}
+        for it in self.roster.here():
+            stands = not it.late or (it.worker, it.incarnation) in asked
+            here[it.worker] = Sharer(it.incarnation if stands else ANY, it.ranks)
         if self.min_workers:
             return here
         awaited = {n for n in range(self.num_workers) if n not in members or n in self._awaited}

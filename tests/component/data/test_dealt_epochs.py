@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from ps_wire.spec.epochs import EpochPiece
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.job.job_link import JobLink
+from ps_worker.job.resumption import Found
 from tests.component.loaders import Stream, Unmoved
 from tests.component.service import fresh_name, status_of, together
 from tests.inside import link_of
@@ -206,6 +209,85 @@ def test_a_worker_that_is_evicted_drops_its_share_and_every_sample_is_used_once(
     assert sorted(first + second) == list(range(60))
     (use,) = status_of(one_shard).job(job).epochs
     assert (use.epoch, use.samples, use.used, use.over) == (0, 60, 60, True)
+
+
+class Passes:
+    """State that a script changes behind the last batch of an epoch, as a schedule does."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def passed(worker: ps.Worker, train: Callable[[ps.Table, torch.Tensor], None]) -> int:
+    """Trains four epochs of 40 samples, batch by batch, to the end; how many it passed, as it knows then."""
+    table, loader, passes = table_of(worker), worker.loader(range(40), batch_size=4), Passes()
+    worker.register_state("passes", passes)
+    for _ in worker.epochs(4):
+        for batch in loader:
+            train(table, batch)
+        passes.count += 1
+    return passes.count
+
+
+def test_who_comes_again_behind_all_epochs_leaves_nothing_of_them_unused_and_has_the_state_of_there(
+    one_shard, monkeypatch
+):
+    """They began when it had joined, and did not know yet where in the job it goes on.
+
+    The rest of the body in which it was is undone.
+    """
+    job = fresh_name()
+    joined, over = threading.Event(), threading.Event()
+
+    def step(table: ps.Table, _batch: torch.Tensor) -> None:
+        table.push({"w": torch.ones(3)}).result(LIMIT_S)
+        table.pull().result(LIMIT_S)
+
+    def stays(worker: ps.Worker) -> int:
+        def train(table: ps.Table, batch: torch.Tensor) -> None:
+            step(table, batch)
+            assert joined.wait(LIMIT_S)
+
+        count = passed(worker, train)
+        over.set()
+        return count
+
+    def comes(worker: ps.Worker) -> int:
+        find = link_of(worker).resumption.find
+
+        def held() -> Found:
+            joined.set()
+            assert over.wait(LIMIT_S)
+            return find()
+
+        def train(table: ps.Table, batch: torch.Tensor) -> None:
+            if not joined.is_set():
+                one_shard.evict(job, 1)
+                until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
+            step(table, batch)
+
+        monkeypatch.setattr(link_of(worker).resumption, "find", held)
+        return passed(worker, train)
+
+    def body(rank: int, train: Callable[[ps.Worker], int]) -> Callable[[], Any]:
+        def run() -> tuple[int, list[tuple[int, int, int, int]]]:
+            with ps.connect(
+                servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp"
+            ) as worker:
+                count = train(worker)
+                worker.finish()
+                return count, account(worker)
+
+        return run
+
+    found = together([body(0, stays), body(1, comes)])
+    assert found == [(4, [(epoch, 40, 40, 0) for epoch in range(4)])] * 2
 
 
 def test_only_what_the_pace_did_not_foretell_is_told_before_it_leaves(one_shard, monkeypatch):

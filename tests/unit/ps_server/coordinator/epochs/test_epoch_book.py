@@ -201,6 +201,15 @@ def test_who_comes_and_begins_with_a_later_epoch_leaves_its_shares_of_those_befo
     assert shares.ask(0, 2, 0, 1, TWO, begins=False, mark=at(16, 4)) is None
 
 
+def test_who_validates_has_its_share_of_an_epoch_that_it_passed_over():
+    """A script goes on in a later epoch for a while when its job has gone back, then comes to that one."""
+    before, shares = Book(), Book()
+    before.ask(0, 1, 0, 1, {0: 1})
+    shares.restore(before.capture({0: 8}))
+    for epoch in (2, 1, 2):
+        assert shares.ask(0, epoch, 0, 2, {0: 2}) == piece(epoch, 0, count=1)
+
+
 def test_who_passes_over_an_epoch_in_mid_run_leaves_its_share_unused():
     """Its script iterates the loader in every other epoch: nobody is to train on what it leaves out."""
     shares = begun()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ps_server.coordinator.epochs.epoch_book import ANY, Sharer
 from ps_server.coordinator.jobs.member import MemberState
 from ps_server.coordinator.jobs.phase import JobState
 from ps_server.shard.shard import Shard
@@ -349,3 +350,17 @@ def test_an_order_that_outlives_its_job_changes_nothing(kind):
     desk.settle()
     assert kind in desk.order_kinds
     assert desk.job.forgotten
+
+
+def test_the_share_of_one_who_came_late_is_kept_once_it_has_asked():
+    """Until then others take it: it may go on behind that epoch."""
+    desk = Desk(2)
+    zero, one = desk.start()
+    desk.lose(one)
+    desk.join(1)
+    book = desk.job.epochs
+    assert desk.job.sharing() == {0: Sharer(zero.incarnation), 1: Sharer(ANY)}
+    book.once(0, 1, one.incarnation, 1, lambda: None)
+    assert desk.job.sharing()[1] == Sharer(ANY)
+    book.once(0, 1, one.incarnation + 1, 1, lambda: None)
+    assert desk.job.sharing() == {0: Sharer(zero.incarnation), 1: Sharer(one.incarnation + 1)}
