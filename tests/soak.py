@@ -61,7 +61,7 @@ class Run:
     @classmethod
     def read(cls, number: int, state: str, end: str, duration_s: float, output: str) -> Self:
         """From what pytest printed."""
-        names = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+        names = re.findall(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", output, re.MULTILINE)  # no captured log
         totals = re.findall(r"^(?:=+ )?(?=\d)(.* in [\d.]+s.*)$", output, re.MULTILINE)
         counts = {
             what: int(count) for count, what in re.findall(r"(\d+) (\w+)", totals[-1] if totals else "")

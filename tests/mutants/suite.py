@@ -118,6 +118,13 @@ MUTANTS = (
         tests=OF_SOAKS,
     ),
     Mutant(
+        name="a soak takes what a captured log says for tests",
+        file="tests/soak.py",
+        text="(?:FAILED|ERROR) (\\S.*?)",
+        fault="(?:FAILED|ERROR) (.+?)",
+        tests=OF_SOAKS,
+    ),
+    Mutant(
         name="a soak forgets the runs of before",
         file="tests/soak.py",
         text="    if not table.exists():\n",

@@ -122,7 +122,8 @@ def test_a_run_that_hangs_is_ended_at_its_limit(soak: Soak):
 
 def test_what_pytest_prints_is_read():
     total = "1 failed, 7 passed, 2 skipped, 1 error in 61.20s (0:01:01)"
-    text = f"..F\nFAILED tests/a.py::b - E: 3 passed in 2s\nERROR tests/c.py::d\n{total}\n"
+    logged = "ERROR    ps_server:log.py:1 of a captured log"
+    text = f"..F\n{logged}\nFAILED tests/a.py::b - E: 3 passed in 2s\nERROR tests/c.py::d\n{total}\n"
     run = Run.read(3, "1a2b+  at noon  4", "code 1", 61.2, text)
     assert (run.passed, run.failed, run.skipped) == (7, 2, 2)
     assert run.names == ("tests/a.py::b", "tests/c.py::d")
