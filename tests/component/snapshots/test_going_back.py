@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_server.coordinator import recovery
+from ps_server.coordinator.fleet.fleet import Fleet
 from ps_server.coordinator.fleet.generations import Generations
-from ps_server.coordinator.recovery import REFUSED_S
+from ps_server.coordinator.recovery import REFUSED_S, Recovery
 from ps_server.coordinator.snapshots.attempt import SnapshotAttempt
 from ps_server.coordinator.state_store import CAPTURED
 from ps_wire.access.access import OPEN
@@ -156,33 +159,72 @@ def test_a_job_none_of_whose_snapshots_can_be_read_leaves_nothing_on_shards(dura
         assert list(coordinator.runners) == [job]
 
 
+def too_large(cluster: Cluster, job: str) -> tuple[str, Recovery]:
+    """The snapshot of a job for which the servers that have come back have no memory; and who knows that."""
+    assert take_while_training(cluster, job) is None
+    (name,) = cluster.shards[0].shard.snapshots.store.names(job)
+    cluster.kill(0)
+    cluster._options["memory_limit_bytes"] = 1000
+    cluster.start_again(0)
+    return name, cluster.coordinator._recovery
+
+
+def watch_drops(monkeypatch: pytest.MonkeyPatch, at_drop: Callable[[], None]) -> None:
+    """Calls that before shards are told to forget a job."""
+    order_each = Fleet.order_each
+
+    async def watch(fleet: Fleet, order: pb.Order, **how: Any) -> list[pb.OrderDone]:
+        if order.HasField("drop_job"):
+            at_drop()
+        return await order_each(fleet, order, **how)
+
+    monkeypatch.setattr(Fleet, "order_each", watch)
+
+
 def test_a_snapshot_that_does_not_fit_into_the_memory_limit_is_kept_and_its_job_refused_by_name(
     durable, monkeypatch
 ):
-    """Each time that somebody comes: nobody begins the job anew, and with more memory it goes on."""
-    job, now_s = fresh_name(), [1e6]
-    assert take_while_training(durable, job) is None
-    store = durable.shards[0].shard.snapshots.store
-    (name,) = store.names(job)
-    durable.kill(0)
-    durable._options["memory_limit_bytes"] = 1000
-    durable.start_again(0)
-    tried = durable.coordinator._recovery
+    """Each time that somebody comes: nobody begins the job anew, and with more memory it goes on.
+
+    It is refused when the shards have forgotten it, so that it sleeps for whoever heard that.
+    """
+    job, now_s, refused = fresh_name(), [1e6], []
+    name, tried = too_large(durable, job)
     monkeypatch.setattr(tried, "_clock", lambda: now_s[0])
+    watch_drops(monkeypatch, lambda: refused.append(job in tried._refused))
     for later_s in (0.0, REFUSED_S, 0.0):  # it is tried, tried again, and not
         now_s[0] += later_s
         with pytest.raises(MemoryLimitExceeded, match=f"{name}, which is kept.*larger --memory-limit"):
             ps.connect(servers=durable.servers, job=job, num_workers=1)
         assert tried.absent == {job: "asleep"}
+    assert refused == [False, False]
     assert durable.shards[0].shard.jobs() == ()
     durable.kill(0)
     durable._options["memory_limit_bytes"] = None
     durable.start_again(0)
-    assert store.names(job) == [name]
+    assert durable.shards[0].shard.snapshots.store.names(job) == [name]
     with ps.connect(servers=durable.servers, job=job, num_workers=1) as worker:
         table = table_of(worker)
         step(table, 0)
         assert table.step > 1
+
+
+def test_a_job_that_does_not_fit_is_tried_again_where_a_shard_comes_back_before_it_is_refused(
+    durable, monkeypatch
+):
+    """It may have come with more memory: nobody is refused for what was before."""
+    job, refused = fresh_name(), []
+    _, tried = too_large(durable, job)
+
+    def comes_back() -> None:
+        refused.append(job in tried._refused)
+        if len(refused) == 1:
+            tried.lost(0)
+
+    watch_drops(monkeypatch, comes_back)
+    with pytest.raises(MemoryLimitExceeded):
+        ps.connect(servers=durable.servers, job=job, num_workers=1)
+    assert refused == [False, False]
 
 
 def test_a_job_that_is_told_to_go_back_to_what_does_not_fit_ends_with_the_reason(durable):
