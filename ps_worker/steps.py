@@ -89,7 +89,7 @@ class Steps:
         self._stepped = False  # a first step was taken
         self._taken: tuple[Positions, Mapping[int, int]] | None = None  # a position, and steps that count
         self._stands = False  # where the job was when this process came to it
-        self._at_epoch = False
+        self._between_batches = False  # it notes where it is before an epoch, or at the end of a loop
         self._epoch_over = False  # it waits in a call behind an epoch, and takes steps there
         self._untrained_said = False
         self.data = ScriptData(settings.consistency, self, settings.data_ranks)
@@ -281,17 +281,20 @@ class Steps:
         self._stand()
         undone = self.link.rejoiner.undone
         if self.data.arrived and not undone and not self.link.resumption.begin_epoch(epoch):
-            self._at_epoch = True
-            try:
-                self.link.uploads.at_epoch()
-            finally:
-                self._at_epoch = False
+            self._note_between()
         return True
 
     def end_loop(self) -> None:
         """See `DataListener`. Who comes now goes on behind that loop, too."""
         if self._all and not self.link.ended:
+            self._note_between()
+
+    def _note_between(self) -> None:
+        self._between_batches = True
+        try:
             self.link.uploads.at_epoch()
+        finally:
+            self._between_batches = False
 
     def arrive_behind_loop(self) -> None:
         """See `DataListener`."""
@@ -364,7 +367,7 @@ class Steps:
     # -- where the script is ---------------------------------------------------------------------------
 
     def positions(self) -> Positions:
-        """Where the script is: at a batch, unless its loop is about to begin an epoch.
+        """Where the script is: at a batch, unless its loop is about to begin an epoch, or has just ended.
 
         In a call at the end of an epoch, what lies behind its last batch has been done once (a schedule by
         epochs has stepped): whoever goes on from there goes on with the next epoch.
@@ -373,10 +376,10 @@ class Steps:
         steps = {number: clocks[number] - owner.behind for owner in self._all for number in owner.clocks}
         at = replace(self.data.positions(), worker=self.link.rank, steps=steps, clocks=clocks)
         if at.between:
-            return replace(at, inside=False, calls=at.ends[-1])
+            return replace(at, inside=not self._between_batches, calls=at.ends[-1])
         if at.epoch is not None and self._epoch_over:
             return replace(at, epoch=at.epoch + 1, inside=False, calls=self.together.number + 1)
-        return replace(at, inside=not self._at_epoch, calls=self.together.number)
+        return replace(at, inside=not self._between_batches, calls=self.together.number)
 
     def take_up(self, at: Positions, clocks: Mapping[int, int]) -> bool:
         """The script is to go on where another process was; whether it does.

@@ -428,7 +428,8 @@ class Worker:
         over these every sample comes once. What a worker has not used that leaves, or is evicted, in the
         middle of an epoch, goes to whoever next comes to the end of its share; so an iteration may give more
         batches than `len`. Used is a batch whose step is committed; see `Stats.epochs`. Who joins later has a
-        part of the next epoch, and before that what is left over. Who goes on from a state that is some steps
+        part of the next epoch, unless others have come to its end before it asks, and before that what is
+        left over. Who goes on from a state that is some steps
         older than the job gets the batches of these steps once more, and what it makes of them is not pushed.
         Under BSP several workers get equally many batches in their shares; those of a map-style dataset
         differ in size by at most one, so 500 samples with `batch_size=64` are four batches of 63 and 62 for

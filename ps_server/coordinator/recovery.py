@@ -333,9 +333,11 @@ class Recovery:
             return
         if name in self._pending:
             return
-        await self._give_up(name)
-        if elsewhere is not None and runner is None:  # it is not to begin anew beside what was trained
-            self._refuse(name, elsewhere)
+        try:
+            await self._give_up(name)
+        finally:
+            if elsewhere is not None and runner is None:  # it is not to begin anew beside what was trained
+                self._refuse(name, elsewhere)
 
     async def _refuse_too_large(self, name: str, saved: SavedJob, error: MemoryLimitExceeded) -> None:
         too_large = MemoryLimitExceeded(
@@ -345,11 +347,13 @@ class Recovery:
             **error.facts,
         )
         self._complain(name, "%s", too_large.message)
-        await self._give_up(name, too_large)
-        self._refuse(name, too_large)
+        try:
+            await self._give_up(name, too_large)
+        finally:
+            self._refuse(name, too_large)
 
     def _refuse(self, name: str, error: PsError) -> None:
-        """Last: who hears it finds a job that sleeps, of which shards hold nothing."""
+        """Last, whatever became of what was before: who hears it finds a job that sleeps."""
         if name not in self._pending:  # else a shard has come back meanwhile, and it is tried again
             self._refused[name] = _Refusal(error, self._clock() + REFUSED_S)
 

@@ -74,7 +74,7 @@ class Positions:
         worker: whose script; -1: not known.
         steps: table -> steps that the script has taken.
         clocks: table -> steps of the worker; more, where the script still replays some.
-        inside: it is at a batch; else its loop is about to begin the epoch.
+        inside: it is at a batch; else its loop is about to begin the epoch, or has just ended.
         calls: that it has made together with the other workers.
         ends: the same, at the end of each loop over `worker.epochs` that is behind it.
         between: it is in none of them, behind the last of these: before `epoch`.

@@ -42,7 +42,7 @@ class _Again:
         state: tensors by name.
         own: this worker had it.
         epoch: of the script's loop that it is of; None: that which begins first.
-        inside: it is of the beginning of a batch; else of that of an epoch.
+        inside: it is of the beginning of a batch; else of that of an epoch, or of the end of a loop.
     """
 
     state: Mapping[str, torch.Tensor] = field(kw_only=False)

@@ -64,6 +64,13 @@ MUTANTS = (
         tests=(BEHIND_ALL,),
     ),
     Mutant(
+        name="again: what a step behind a loop found is set where the loop ends, and no more",
+        file="ps_worker/steps.py",
+        text="            return replace(at, inside=not self._between_batches, calls=at.ends[-1])\n",
+        fault="            return replace(at, inside=False, calls=at.ends[-1])\n",
+        tests=(f"{DEALT}::test_who_comes_again_among_steps_behind_a_loop_has_the_state_of_these",),
+    ),
+    Mutant(
         name="again: the share of one who never comes again is kept for it",
         file=BOOK,
         text="                dealt.give_up([it for it in absent if dealt.owners.get(it) == ANY], NOBODY, left_over=True)\n",

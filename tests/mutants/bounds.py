@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         name="a job that does not fit is refused while shards still hold parts of it",
         file="ps_server/coordinator/recovery.py",
-        text="        await self._give_up(name, too_large)\n        self._refuse(name, too_large)\n",
-        fault="        self._refuse(name, too_large)\n        await self._give_up(name, too_large)\n",
+        text="        try:\n            await self._give_up(name, too_large)\n        finally:\n",
+        fault="        self._refuse(name, too_large)\n        try:\n            await self._give_up(name, too_large)\n        finally:\n",
         tests=(
             f"{GOING_BACK}::test_a_snapshot_that_does_not_fit_into_the_memory_limit_is_kept_and_its_job_refused_by_name",
         ),

@@ -63,7 +63,7 @@ class EpochBook:
         return known[2]
 
     def asked(self) -> set[tuple[int, int]]:
-        """Workers, with their incarnations, that have asked for something: these know where the job is."""
+        """Workers, with their incarnations, that have asked for something: these are in their data."""
         return {(worker, incarnation) for (_, worker), (incarnation, *_) in self._answers.items()}
 
     def ask(

@@ -16,9 +16,11 @@ from ps_worker.data.epoch_dealer import EpochDealer, PieceSource
 from ps_worker.job.job_link import JobLink
 from ps_worker.job.resumption import Found
 from tests.component.loaders import Stream, Unmoved
-from tests.component.service import fresh_name, status_of, together
+from tests.component.service import Cluster, fresh_name, status_of, together
 from tests.inside import link_of
 from tests.until import LIMIT_S, until
+
+MANY_PASSES = 10_000  # more than fit into the time in which a worker comes again
 
 
 def table_of(worker: ps.Worker) -> ps.Table:
@@ -224,70 +226,110 @@ class Passes:
         self.count = state["count"]
 
 
-def passed(worker: ps.Worker, train: Callable[[ps.Table, torch.Tensor], None]) -> int:
-    """Trains four epochs of 40 samples, batch by batch, to the end; how many it passed, as it knows then."""
-    table, loader, passes = table_of(worker), worker.loader(range(40), batch_size=4), Passes()
-    worker.register_state("passes", passes)
-    for _ in worker.epochs(4):
-        for batch in loader:
-            train(table, batch)
-        passes.count += 1
-    return passes.count
+def stepped(table: ps.Table) -> None:
+    """One more step of a table, and its weights."""
+    table.push({"w": torch.ones(3)}).result(LIMIT_S)
+    table.pull().result(LIMIT_S)
+
+
+class Again:
+    """A job of two workers, of which worker 1 is evicted in its first step.
+
+    It joins again, and asks where the job is when worker 0 says so.
+
+    Attributes:
+        joined: it has.
+        ask: worker 0 says so.
+        found: it knows where the job is.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.joined, self.ask, self.found = (threading.Event() for _ in range(3))
+        self._cluster, self._job = cluster, fresh_name()
+
+    def run(self, train: Callable[[ps.Worker, ps.Table, ps.Loader, Passes], None]) -> list[Any]:
+        """Both run this; of each, how often it has passed by then, and its account of epochs."""
+
+        def body(rank: int) -> Callable[[], Any]:
+            def run() -> tuple[int, list[tuple[int, int, int, int]]]:
+                with ps.connect(
+                    servers=self._cluster.servers,
+                    job=self._job,
+                    num_workers=2,
+                    worker=rank,
+                    consistency="asp",
+                ) as worker:
+                    table, passes = table_of(worker), Passes()
+                    worker.register_state("passes", passes)
+                    if rank == 1:
+                        self._hold(worker)
+                    train(worker, table, worker.loader(range(40), batch_size=4), passes)
+                    worker.finish()
+                    return passes.count, account(worker)
+
+            return run
+
+        return together([body(0), body(1)])
+
+    def _hold(self, worker: ps.Worker) -> None:
+        resumption = link_of(worker).resumption
+        find = resumption.find
+
+        def held() -> Found:
+            self.joined.set()
+            assert self.ask.wait(LIMIT_S)
+            found = find()
+            self.found.set()
+            return found
+
+        resumption.find = held  # type: ignore[method-assign]
+
+    def step(self, worker: ps.Worker, table: ps.Table) -> None:
+        """One of either."""
+        if worker.rank == 1 and not self.joined.is_set():
+            self._cluster.evict(self._job, 1)
+            until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
+        stepped(table)
+        assert worker.rank == 1 or self.joined.wait(LIMIT_S)
 
 
 def test_who_comes_again_behind_all_epochs_leaves_nothing_of_them_unused_and_has_the_state_of_there(
-    one_shard, monkeypatch
+    one_shard,
 ):
     """They began when it had joined, and did not know yet where in the job it goes on.
 
     The rest of the body in which it was is undone.
     """
-    job = fresh_name()
-    joined, over = threading.Event(), threading.Event()
+    again = Again(one_shard)
 
-    def step(table: ps.Table, _batch: torch.Tensor) -> None:
-        table.push({"w": torch.ones(3)}).result(LIMIT_S)
-        table.pull().result(LIMIT_S)
+    def train(worker: ps.Worker, table: ps.Table, loader: ps.Loader, passes: Passes) -> None:
+        for _ in worker.epochs(4):
+            for _batch in loader:
+                again.step(worker, table)
+            passes.count += 1
+        again.ask.set()
 
-    def stays(worker: ps.Worker) -> int:
-        def train(table: ps.Table, batch: torch.Tensor) -> None:
-            step(table, batch)
-            assert joined.wait(LIMIT_S)
+    assert again.run(train) == [(4, [(epoch, 40, 40, 0) for epoch in range(4)])] * 2
 
-        count = passed(worker, train)
-        over.set()
-        return count
 
-    def comes(worker: ps.Worker) -> int:
-        find = link_of(worker).resumption.find
+def test_who_comes_again_among_steps_behind_a_loop_has_the_state_of_these(one_shard):
+    """Not that of where the loop ended: what comes between is in it already."""
+    again = Again(one_shard)
 
-        def held() -> Found:
-            joined.set()
-            assert over.wait(LIMIT_S)
-            return find()
+    def train(worker: ps.Worker, table: ps.Table, loader: ps.Loader, passes: Passes) -> None:
+        for _ in worker.epochs(2):
+            for _batch in loader:
+                again.step(worker, table)
+            passes.count += 1
+        passes.count += 1
+        for _ in range(MANY_PASSES):
+            for _batch in loader:
+                again.ask.set()
+                stepped(table)
+            if again.found.is_set():
+                break
 
-        def train(table: ps.Table, batch: torch.Tensor) -> None:
-            if not joined.is_set():
-                one_shard.evict(job, 1)
-                until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
-            step(table, batch)
-
-        monkeypatch.setattr(link_of(worker).resumption, "find", held)
-        return passed(worker, train)
-
-    def body(rank: int, train: Callable[[ps.Worker], int]) -> Callable[[], Any]:
-        def run() -> tuple[int, list[tuple[int, int, int, int]]]:
-            with ps.connect(
-                servers=one_shard.servers, job=job, num_workers=2, worker=rank, consistency="asp"
-            ) as worker:
-                count = train(worker)
-                worker.finish()
-                return count, account(worker)
-
-        return run
-
-    found = together([body(0, stays), body(1, comes)])
-    assert found == [(4, [(epoch, 40, 40, 0) for epoch in range(4)])] * 2
+    assert [count for count, _ in again.run(train)] == [3, 3]
 
 
 def test_only_what_the_pace_did_not_foretell_is_told_before_it_leaves(one_shard, monkeypatch):
