@@ -333,11 +333,10 @@ class Recovery:
             return
         if name in self._pending:
             return
-        try:
+        if elsewhere is not None and runner is None:  # it is not to begin anew beside what was trained
+            await self._refuse(name, elsewhere)
+        else:
             await self._give_up(name)
-        finally:
-            if elsewhere is not None and runner is None:  # it is not to begin anew beside what was trained
-                self._refuse(name, elsewhere)
 
     async def _refuse_too_large(self, name: str, saved: SavedJob, error: MemoryLimitExceeded) -> None:
         too_large = MemoryLimitExceeded(
@@ -347,15 +346,15 @@ class Recovery:
             **error.facts,
         )
         self._complain(name, "%s", too_large.message)
-        try:
-            await self._give_up(name, too_large)
-        finally:
-            self._refuse(name, too_large)
+        await self._refuse(name, too_large)
 
-    def _refuse(self, name: str, error: PsError) -> None:
-        """Last, whatever became of what was before: who hears it finds a job that sleeps."""
-        if name not in self._pending:  # else a shard has come back meanwhile, and it is tried again
-            self._refused[name] = _Refusal(error, self._clock() + REFUSED_S)
+    async def _refuse(self, name: str, error: PsError) -> None:
+        """Gives the job up, then refuses it, whatever came of that: who hears so finds one that sleeps."""
+        try:
+            await self._give_up(name, error)
+        finally:
+            if name not in self._pending:  # else a shard has come back meanwhile, and it is tried again
+                self._refused[name] = _Refusal(error, self._clock() + REFUSED_S)
 
     def _complain(self, name: str, text: str, *facts: object) -> None:
         self._fleet.own.complaints.say(logging.ERROR, f"job {name}", text, *facts)
@@ -384,7 +383,6 @@ class Recovery:
             self._states.put(name, key, blob)
         self._went_to[name] = saved.snapshot
         self._asleep.discard(name)
-        self._refused.pop(name, None)  # of a pass before this one
         runner.roll_back(saved, floor=floor)
         self._on_restored()
 

@@ -73,8 +73,9 @@ MUTANTS = (
     Mutant(
         name="a job that does not fit is refused while shards still hold parts of it",
         file="ps_server/coordinator/recovery.py",
-        text="        try:\n            await self._give_up(name, too_large)\n        finally:\n",
-        fault="        self._refuse(name, too_large)\n        try:\n            await self._give_up(name, too_large)\n        finally:\n",
+        text="            await self._give_up(name, error)\n        finally:\n",
+        fault="            self._refused[name] = _Refusal(error, self._clock() + REFUSED_S)\n"
+        "            await self._give_up(name, error)\n        finally:\n",
         tests=(
             f"{GOING_BACK}::test_a_snapshot_that_does_not_fit_into_the_memory_limit_is_kept_and_its_job_refused_by_name",
         ),
@@ -82,8 +83,8 @@ MUTANTS = (
     Mutant(
         name="a job is refused for what a shard had before it came back",
         file="ps_server/coordinator/recovery.py",
-        text="        if name not in self._pending:  # else a shard has come back meanwhile, and it is tried again\n",
-        fault="        if True:\n",
+        text="            if name not in self._pending:  # else a shard has come back meanwhile, and it is tried again\n",
+        fault="            if True:\n",
         tests=(
             f"{GOING_BACK}::test_a_job_that_does_not_fit_is_tried_again_where_a_shard_comes_back_before_it_is_refused",
         ),

@@ -138,8 +138,8 @@ MUTANTS = (
     Mutant(
         name="a job begins anew beside snapshots of which another number of servers has the parts",
         file="ps_server/coordinator/recovery.py",
-        text="                self._refuse(name, elsewhere)\n",
-        fault="                pass\n",
+        text="            await self._refuse(name, elsewhere)\n",
+        fault="            await self._give_up(name)\n",
         tests=("tests/deploy/test_executed.py",),
     ),
     Mutant(

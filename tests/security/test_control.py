@@ -84,10 +84,7 @@ def test_bytes_that_are_no_message_are_the_callers_error(
             assert raised.value.code() is wanted, raised.value
     assert tracebacks(caplog) == []
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    of_earlier_tests = (
-        "more of these lines",
-        f"job {MINE}: NO SNAPSHOT: ",
-    )  # of a member that they left there
+    of_earlier_tests = ("more of these lines", f"job {MINE}: NO SNAPSHOT: ")  # and of members they left
     assert len([text for text in said if not any(other in text for other in of_earlier_tests)]) <= 1, said
 
 

@@ -76,13 +76,18 @@ def test_every_sample_comes_once_in_each_epoch_whoever_is_there(one_shard, datas
         assert all(parts)
 
 
+def stepped(table: ps.Table) -> None:
+    """One more step of a table, and its weights."""
+    table.push({"w": torch.ones(3)}).result(LIMIT_S)
+    table.pull().result(LIMIT_S)
+
+
 def trained(worker: ps.Worker, table: ps.Table, loader: ps.Loader) -> list[int]:
     """The samples of an epoch whose steps were committed."""
     found: list[int] = []
     for batch in loader:
         before = table.step
-        table.push({"w": torch.ones(3)}).result(LIMIT_S)
-        table.pull().result(LIMIT_S)
+        stepped(table)
         if table.step == before + 1:  # else the push was of an incarnation that was evicted
             found += batch.tolist()
     return found
@@ -226,12 +231,6 @@ class Passes:
         self.count = state["count"]
 
 
-def stepped(table: ps.Table) -> None:
-    """One more step of a table, and its weights."""
-    table.push({"w": torch.ones(3)}).result(LIMIT_S)
-    table.pull().result(LIMIT_S)
-
-
 class Again:
     """A job of two workers, of which worker 1 is evicted in its first step.
 
@@ -284,13 +283,18 @@ class Again:
 
         resumption.find = held  # type: ignore[method-assign]
 
-    def step(self, worker: ps.Worker, table: ps.Table) -> None:
-        """One of either."""
-        if worker.rank == 1 and not self.joined.is_set():
-            self._cluster.evict(self._job, 1)
-            until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
-        stepped(table)
-        assert worker.rank == 1 or self.joined.wait(LIMIT_S)
+    def epochs(
+        self, count: int, worker: ps.Worker, table: ps.Table, loader: ps.Loader, passes: Passes
+    ) -> None:
+        """The loop of either."""
+        for _ in worker.epochs(count):
+            for _batch in loader:
+                if worker.rank == 1 and not self.joined.is_set():
+                    self._cluster.evict(self._job, 1)
+                    until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
+                stepped(table)
+                assert worker.rank == 1 or self.joined.wait(LIMIT_S)
+            passes.count += 1
 
 
 def test_who_comes_again_behind_all_epochs_leaves_nothing_of_them_unused_and_has_the_state_of_there(
@@ -303,10 +307,7 @@ def test_who_comes_again_behind_all_epochs_leaves_nothing_of_them_unused_and_has
     again = Again(one_shard)
 
     def train(worker: ps.Worker, table: ps.Table, loader: ps.Loader, passes: Passes) -> None:
-        for _ in worker.epochs(4):
-            for _batch in loader:
-                again.step(worker, table)
-            passes.count += 1
+        again.epochs(4, worker, table, loader, passes)
         again.ask.set()
 
     assert again.run(train) == [(4, [(epoch, 40, 40, 0) for epoch in range(4)])] * 2
@@ -317,10 +318,7 @@ def test_who_comes_again_among_steps_behind_a_loop_has_the_state_of_these(one_sh
     again = Again(one_shard)
 
     def train(worker: ps.Worker, table: ps.Table, loader: ps.Loader, passes: Passes) -> None:
-        for _ in worker.epochs(2):
-            for _batch in loader:
-                again.step(worker, table)
-            passes.count += 1
+        again.epochs(2, worker, table, loader, passes)
         passes.count += 1
         for _ in range(MANY_PASSES):
             for _batch in loader:
@@ -368,8 +366,7 @@ def test_when_all_workers_are_evicted_the_epoch_goes_on_with_who_comes_again(one
                     one_shard.evict(job, 0)
                     until(lambda: link_of(worker).exchanges.failure is not None, "it has heard")
                 before = table.step
-                table.push({"w": torch.ones(3)}).result(LIMIT_S)
-                table.pull().result(LIMIT_S)
+                stepped(table)
                 found[-1] += batch.tolist() if table.step == before + 1 else []
         assert [sorted(samples) for samples in found] == [list(range(40))] * 2
         assert account(worker) == [(0, 40, 40, 0), (1, 40, 40, 0)]
