@@ -40,7 +40,7 @@ STRESSED = tests/component tests/contracts $(addprefix tests/unit/ps_server/,sha
 	group/test_channel.py group/test_stage_traffic.py exchange/test_early_pushes.py exchange/test_in_flight.py)
 
 stress: $(VENV)/installed-test
-	$(PY) -m pytest $(IN_PARALLEL) --stress=$(SEED) --timeout=600 $(or $(TESTS),$(STRESSED))
+	$(PY) -m pytest $(IN_PARALLEL) --stress=$(SEED) $(or $(TESTS),$(STRESSED))
 
 # Tests of what needs neither torch nor grpc, on a Python without its lock, where there is one.
 PYTHON_FREE ?= $(firstword $(foreach name,python3.14t python3.13t,$(shell command -v $(name))))

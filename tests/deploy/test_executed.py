@@ -17,7 +17,6 @@ COMPOSE = ("compose",)
 VARIANTS = tuple(name for name in SCENARIOS if name not in (*PODS, *COMPOSE))
 
 
-@pytest.mark.timeout(450)  # up to eight jobs, one after the other
 @pytest.mark.parametrize("names", [PODS, VARIANTS, COMPOSE], ids=["pods", "variants", "compose"])
 def test_the_overlays_train_and_end_with_the_right_bytes_whatever_becomes_of_their_pods(
     spawn: Start, names: tuple[str, ...]

@@ -139,7 +139,6 @@ def wait_steps(job: Process) -> None:
     assert steps_of(job.lines), job.text
 
 
-@pytest.mark.timeout(400)  # of two jobs, one after the other, each with several processes
 def test_a_job_that_is_stopped_is_requeued_and_goes_on_where_it_was(small: Slurm):
     first = small.submit(TRAINER, str(small.folder))
     wait_steps(first)
@@ -282,7 +281,6 @@ def test_where_servers_end_first_workers_are_stopped(stand_ins: Slurm, served: i
     assert stand_ins.requeued.exists() == again
 
 
-@pytest.mark.timeout(400)
 def test_a_server_whose_port_is_taken_keeps_no_worker_waiting(small: Slurm):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -15,7 +15,7 @@ from tests.until import until
 
 from .controller import Faults
 
-pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
 EPOCHS, BATCH = 6, 16  # the latter is the script's

@@ -20,7 +20,6 @@ FEW = (
 
 @pytest.mark.integration
 @pytest.mark.fault
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("plan", FEW, ids=str)
 def test_however_it_is_interrupted_it_ends_with_the_epochs_the_rate_and_the_samples_of_an_undisturbed_run(
     zygote: Zygote, tmp_path: Path, plan: Plan

@@ -20,7 +20,7 @@ from tests.until import until
 
 from . import called
 
-pytestmark = [pytest.mark.integration, pytest.mark.fault, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
 MODELS = ("bsp", "ssp:1", "asp")
 SCRIPT = str(Path(called.__file__))

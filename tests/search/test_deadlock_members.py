@@ -15,8 +15,6 @@ import pytest
 from ps_wire.spec.consistency import BSP, SSP
 from tests.search.search import Search
 
-pytestmark = pytest.mark.timeout(600)  # up to 20 s of a core; ten times that on a host whose memory is slow
-
 thorough = pytest.mark.skipif(
     os.environ.get("HYPOTHESIS_PROFILE") != "thorough", reason="minutes: HYPOTHESIS_PROFILE=thorough"
 )

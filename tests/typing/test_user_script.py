@@ -40,7 +40,6 @@ def said() -> dict[str, dict[int, str]]:
     return files
 
 
-@pytest.mark.timeout(MYPY_LIMIT_S + 20)
 def test_packages_and_a_users_script_have_no_error_and_every_wrong_use_is_reported():
     """Nothing of ours that the script uses is Any by accident: `assert_type` would report it.
 

@@ -12,8 +12,6 @@ import pytest
 
 from tests.until import LIMIT_S
 
-pytestmark = pytest.mark.timeout(400)  # a run of pytest is several processes, one after the other
-
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import ctypes, os, signal, threading

@@ -34,7 +34,6 @@ SHARING = (
 )
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("way", "overlap", "consistency", "options", "start"),
     [(*OVERLAPPING, start) for start in range(STRIDE)]

@@ -68,7 +68,6 @@ def test_five_terminals_status_and_ctrl_c_in_each(spawn, monkeypatch):
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-@pytest.mark.timeout(450)  # nine processes, one after the other
 def test_a_snapshot_is_taken_looked_at_gone_on_from_exported_and_restored(spawn, tmp_path, monkeypatch):
     """The page on snapshots, with the folder and the file elsewhere."""
     pytest.importorskip("sklearn")
