@@ -242,9 +242,9 @@ class Again:
         found: it knows where the job is.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, num_workers: int | str = 2) -> None:
         self.joined, self.ask, self.found = (threading.Event() for _ in range(3))
-        self._cluster, self._job = cluster, fresh_name()
+        self._cluster, self._job, self._num_workers = cluster, fresh_name(), num_workers
 
     def run(self, train: Callable[[ps.Worker, ps.Table, ps.Loader, Passes], None]) -> list[Any]:
         """Both run this; of each, how often it has passed by then, and its account of epochs."""
@@ -254,7 +254,7 @@ class Again:
                 with ps.connect(
                     servers=self._cluster.servers,
                     job=self._job,
-                    num_workers=2,
+                    num_workers=self._num_workers,
                     worker=rank,
                     consistency="asp",
                 ) as worker:
@@ -297,14 +297,15 @@ class Again:
             passes.count += 1
 
 
+@pytest.mark.parametrize("num_workers", [2, "1:2"])
 def test_who_comes_again_behind_all_epochs_leaves_nothing_of_them_unused_and_has_the_state_of_there(
-    one_shard,
+    one_shard, num_workers
 ):
     """They began when it had joined, and did not know yet where in the job it goes on.
 
     The rest of the body in which it was is undone.
     """
-    again = Again(one_shard)
+    again = Again(one_shard, num_workers)
 
     def train(worker: ps.Worker, table: ps.Table, loader: ps.Loader, passes: Passes) -> None:
         again.epochs(4, worker, table, loader, passes)
