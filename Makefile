@@ -114,11 +114,16 @@ clean:
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml setup.py ps_wire/process/kernels.c ps_worker/memory/tensor_list.cpp constraints.txt $(VENV)/bin/python
+PACKAGE = pyproject.toml setup.py ps_wire/process/kernels.c ps_worker/memory/tensor_list.cpp constraints.txt
+
+$(VENV)/installed: $(PACKAGE) $(VENV)/bin/python
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[certs,compare,examples]' && touch $@
 
-$(VENV)/installed-test: $(VENV)/installed
-	$(PY) -m pip install --quiet --upgrade 'pip>=25.1' && $(PY) -m pip install --quiet -c constraints.txt -e '.[certs,compare,examples,frameworks]' --group test --group check && touch $@
+# All in one go. Modules are compiled when they are first imported: most of what these packages bring never is.
+$(VENV)/installed-test: $(PACKAGE) $(VENV)/bin/python
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PY) -m pip install --quiet --no-compile -c constraints.txt -e '.[certs,compare,examples,frameworks]' --group test --group check
+	@touch $(VENV)/installed $@
 
 .venv-mxnet/installed: REQUIREMENTS = mxnet==1.9.1 numpy==1.23.5
 .venv-tensorflow/installed: REQUIREMENTS = tensorflow-cpu==2.21.0
