@@ -117,7 +117,6 @@ class Connection:
         self._call: DataStream | None = None
         self._closing = threading.Event()
         self._quiet = threading.Event()
-        self._lived = False
         self._liveness = Liveness(self._ask, lambda: is_silent(self._address))
         self._hung = False  # the connection was ended, for the shard did not answer
         self._thread = watched.thread(f"ps-shard-{shard}", self._run, log=logger, failed=self._fail)
@@ -211,7 +210,6 @@ class Connection:
                 for frame in self._connected(self._left_s(retry)):
                     self._liveness.hear()
                     retry.work()
-                    self._lived = True
                     if frame.kind is wire.Kind.REFUSE:
                         self._peer.fail(refusal(frame))
                         return
@@ -266,10 +264,11 @@ class Connection:
     def _is_end(self, error: PsError) -> bool:
         """Whether no other connection can help.
 
-        A shard that has come back may not know the job yet: the coordinator says what becomes of that.
+        Where a shard does not know the job, the coordinator says what becomes of that: it has come back and
+        does not know it yet, or the job has gone.
         """
         named = type(error) is not PsError  # else a status of the carrier's own: a broken stream
-        waits = error.retryable or (self._lived and isinstance(error, JobUnknown))
+        waits = error.retryable or isinstance(error, JobUnknown)
         return named and not waits and not self._closing.is_set()
 
     def _left_s(self, retry: Retry) -> float:

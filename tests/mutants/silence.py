@@ -33,6 +33,15 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        name="who connects to a shard that does not know its job ends before the coordinator has said why",
+        file="ps_worker/transport/connection.py",
+        text="        waits = error.retryable or isinstance(error, JobUnknown)\n",
+        fault="        waits = error.retryable\n",
+        tests=(
+            "tests/component/connections/test_connecting.py::test_a_shard_that_does_not_know_the_job_is_asked_again",
+        ),
+    ),
+    Mutant(
         name="silence: a HELLO that is refused for now only ends its worker",
         file="ps_worker/transport/connection.py",
         text="                        raise _for_now(refusal(frame))\n                    yield frame\n",

@@ -12,7 +12,7 @@ import torch
 
 import ps_worker as ps
 from ps_server.shard.connection_tokens import TOKEN_BYTES
-from ps_wire.errors import ConnectionLost, PsError
+from ps_wire.errors import ConnectionLost, JobUnknown, PsError
 from ps_wire.frames import frame as wire
 from ps_wire.frames.carrier import MEMORY
 from ps_wire.v1 import shard_pb2
@@ -23,12 +23,16 @@ LIMIT_S = 20.0
 
 
 class Service:
-    """A shard of some generation, which answers each frame with its HELLO."""
+    """A shard of some generation, which answers each frame with its HELLO.
 
-    def __init__(self, generation: int) -> None:
+    Attributes:
+        unknown: so many times it does not know the job.
+    """
+
+    def __init__(self, generation: int, *, unknown: int = 0) -> None:
         self.addresses = ["a:1"]
         self.carriers = (MEMORY,)  # nobody looks whether it hangs
-        self.generation = generation
+        self.generation, self.unknown = generation, unknown
         self.ready = threading.Event()
 
     def shard(self, _shard: int) -> Any:
@@ -36,6 +40,9 @@ class Service:
 
     def _open(self, *_: object, **__: object) -> shard_pb2.OpenReply:
         assert self.ready.wait(LIMIT_S)
+        if self.unknown:
+            self.unknown -= 1
+            raise JobUnknown("shard 0 does not know job 'j'")
         return shard_pb2.OpenReply(token=b"t", generation=self.generation)
 
     def stream(self, _shard: int, *, introduce: Callable[[], Any], landing: object) -> Any:
@@ -84,9 +91,11 @@ class Peer:
         self.heard.set()
 
 
-def connected(known: int, met: int, *, leaves: bool = False) -> Peer:
+def connected(
+    known: int, met: int, *, unknown: int = 0, retry_limit_s: float = 0.05, leaves: bool = False
+) -> Peer:
     """A worker that knows of one generation of the shard, and meets another, when it is about to leave."""
-    service, peer = Service(met), Peer()
+    service, peer = Service(met, unknown=unknown), Peer()
     connection = Connection(
         service=service,  # type: ignore[arg-type]
         carriers=service,  # type: ignore[arg-type]
@@ -95,7 +104,7 @@ def connected(known: int, met: int, *, leaves: bool = False) -> Peer:
         worker=0,
         incarnation=1,
         peer=peer,  # type: ignore[arg-type]
-        retry_limit_s=0.05,
+        retry_limit_s=retry_limit_s,
         log=peer.said.append,
         generation=known,
     )
@@ -119,6 +128,13 @@ def test_a_process_whose_place_another_has_taken_is_not_connected_to():
     assert isinstance(peer.error, ConnectionLost)
     assert "generation 4; the live one is of 5" in peer.error.message
     assert peer.said == ["connection to shard 0 at a:1 broke; trying again"]
+
+
+def test_a_shard_that_does_not_know_the_job_is_asked_again():
+    """Also by who has never reached it: it was started again since all were let in, or the job has gone."""
+    peer = connected(5, 5, unknown=2, retry_limit_s=LIMIT_S)
+    assert (peer.frames, peer.error) == ([wire.Kind.HELLO], None)
+    assert isinstance(connected(5, 5, unknown=1_000_000).error, ConnectionLost)  # not that there is no job
 
 
 def test_of_a_worker_that_leaves_it_is_not_said_that_it_is_not_taken_any_more():
