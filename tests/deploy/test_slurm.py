@@ -143,14 +143,14 @@ def test_a_job_that_is_stopped_is_requeued_and_goes_on_where_it_was(small: Slurm
     first = small.submit(TRAINER, str(small.folder))
     wait_steps(first)
     first.signal(signal.SIGUSR1)
-    assert first.wait_end(2 * LIMIT_S) == 75, first.text
+    assert first.wait_end() == 75, first.text
     assert "a server ended with" not in first.text
     assert small.requeued.read_text() == "requeue 7\n"
     before = max(steps_of(first.lines))
     again = small.submit(TRAINER, str(small.folder), SLURM_RESTART_COUNT="1")
     wait_steps(again)
     (small.folder / OVER).touch()
-    assert again.wait_end(2 * LIMIT_S) == 0, again.text
+    assert again.wait_end() == 0, again.text
     assert min(steps_of(again.lines)) > before, "it went on where it was, and did not begin anew"
     assert "finished at version" in again.text
     assert small.requeued.read_text() == "requeue 7\n"
@@ -287,7 +287,7 @@ def test_a_server_whose_port_is_taken_keeps_no_worker_waiting(small: Slurm):
         taken.listen()
         port = str(taken.getsockname()[1])
         ended = small.submit(TRAINER, str(small.folder), PS_DATA_PORT=port)
-        assert ended.wait_end(3 * LIMIT_S) == 69, ended.text  # a server, a worker, scontrol
+        assert ended.wait_end(2 * LIMIT_S) == 69, ended.text  # a server, a worker, scontrol
     assert f"127.0.0.1:{port}" in ended.text
     assert small.requeued.exists()
 

@@ -33,7 +33,7 @@ def together(bodies: Sequence[Callable[[], Any]]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * LIMIT_S)
+        thread.join(LIMIT_S)
         if thread.is_alive() and errors:
             break
     if errors:

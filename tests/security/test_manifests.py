@@ -473,7 +473,7 @@ def test_who_restores_mutated_snapshots_harms_no_other_job(
         return outcomes
 
     bodies: list[Callable[[], Any]] = [lambda: beside.train(0), lambda: beside.train(1), attack]
-    (steps, ours), (_, theirs), outcomes = together(bodies, 2.5 * LIMIT_S)
+    (steps, ours), (_, theirs), outcomes = together(bodies, 1.4 * LIMIT_S)
     assert outcomes["restored"] > 10, outcomes
     assert not outcomes.keys() & {"INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED"}, outcomes
     assert torch.equal(ours, theirs)

@@ -23,7 +23,7 @@ SCRIPT, WRONG = HERE / "user_script.py", HERE / "wrong_uses.py"
 TORCHS = 'Call to untyped function "backward"'  # of a tensor
 PACKAGES = ("ps_wire", "ps_server", "ps_worker", "ps_lab")  # of `make check`'s mypy
 
-MYPY_LIMIT_S = 3 * LIMIT_S  # it takes 20 s of a core where it has no cache
+MYPY_LIMIT_S = 2 * LIMIT_S  # it takes 20 s of a core where it has no cache
 
 
 def said() -> dict[str, dict[int, str]]:

@@ -20,7 +20,7 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = str(beside) if beside.exists() else shutil.which(name)
     assert command is not None, f"{name} is not installed: make test installs it"
     return subprocess.run(
-        [command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False
+        [command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 

@@ -75,7 +75,7 @@ def loops_of(pid: int) -> list[str]:
 
 def test_each_run_is_a_line_with_what_failed(soak: Soak, tmp_path: Path):
     process = soak(TESTS, "--runs", "2", "--busy", "1")
-    output, _ = process.communicate(timeout=3 * LIMIT_S)  # of its own process, and of two runs of pytest
+    output, _ = process.communicate(timeout=2 * LIMIT_S)  # of its own process, and of two runs of pytest
     assert process.returncode == 1, output
     head, first, second = output.splitlines()
     assert head == HEAD

@@ -51,7 +51,7 @@ def run(folder: Path, body: str, *options: str, conftest: str = "") -> subproces
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=3 * LIMIT_S,
+        timeout=2 * LIMIT_S,
         check=False,
     )
 

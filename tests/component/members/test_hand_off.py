@@ -67,7 +67,7 @@ def test_a_rolling_restart_is_bit_exact(lasting, carrier, clip_grad_norm, caplog
         bodies = [
             lambda rank=rank: body(lasting, name, rank, carrier, clip_grad_norm, at_step) for rank in range(2)
         ]
-        return together(bodies, 1.4 * LIMIT_S)
+        return together(bodies)
 
     expected = train(fresh_name(), lambda _rank, _step: None)
     found = train(job, restart)

@@ -70,7 +70,7 @@ def test_wherever_ctrl_c_lands_in_backward_or_step_training_goes_on(
         assert_same(model, plain)
         return line
 
-    (lines,) = run_workers(cluster, body, consistency=consistency, limit_s=2.8 * LIMIT_S)
+    (lines,) = run_workers(cluster, body, consistency=consistency, limit_s=1.4 * LIMIT_S)
     assert lines > 100
 
 

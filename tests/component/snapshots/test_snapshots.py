@@ -158,7 +158,7 @@ def test_snapshots_are_taken_every_so_many_steps_and_the_last_ones_kept(alone):
         assert time.monotonic() < deadline_s
         return len(seen) >= 4 and len(store.names(job)) == 2
 
-    run_workers(alone, lambda worker: trained(worker, over), job=job, limit_s=2 * LIMIT_S)
+    run_workers(alone, lambda worker: trained(worker, over), job=job)
     until(lambda: job not in alone.coordinator._scheduler._attempts, "the one under way is over")
     kept = store.names(job)
     seen.update(kept)

@@ -400,7 +400,7 @@ def test_200_kills_at_every_point_of_writing_always_leave_a_valid_snapshot(tmp_p
         [sys.executable, "-W", "ignore", "-c", KILLED, folder, "200"],
         capture_output=True,
         text=True,
-        timeout=2 * LIMIT_S,
+        timeout=LIMIT_S,
         check=False,
     )
     shutil.rmtree(folder)
