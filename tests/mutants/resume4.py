@@ -21,6 +21,24 @@ BEHIND = "tests/unit/ps_worker/data/test_position.py"
 
 MUTANTS = (
     Mutant(
+        name="an epoch that a fast worker began behind the cut is dealt by a snapshot to who was there by then",
+        file=BOOK,
+        text="            if not epoch.begun or not epoch.begun <= self._begun_later(key, clocks)\n",
+        fault="            if True\n",
+        tests=(
+            f"{EPOCHS}::test_an_epoch_that_was_begun_behind_the_cut_is_dealt_to_who_is_there_when_the_job_goes_on",
+        ),
+    ),
+    Mutant(
+        name="a share to validate on that was begun behind the cut is at its end in the snapshot",
+        file=BOOK,
+        text=" and piece.began <= clocks.get(worker, piece.began):\n",
+        fault=":\n",
+        tests=(
+            f"{EPOCHS}::test_a_share_that_was_begun_behind_the_cut_is_begun_again_and_one_before_it_is_not",
+        ),
+    ),
+    Mutant(
         name="again: who has more steps behind it than its share has batches leaves the rest of the epoch",
         file=LOADER,
         text="        while asks and self._now is not None and not self._moved:\n",

@@ -257,12 +257,27 @@ class EpochBook:
     def capture(self, clocks: Mapping[int, int]) -> list[SavedEpoch]:
         """Dumps for `restore`, as it was when each worker had taken so many steps.
 
-        What workers have said that cannot be is cut to what a snapshot takes.
+        An epoch that nobody had begun at the cut is dealt anew, to whoever is there then. What workers have
+        said that cannot be is cut to what a snapshot takes.
 
         Args:
             clocks: of the cut, by worker; at most a few steps ago.
         """
-        return [self._capture(key, epoch, clocks) for key, epoch in self._epochs.items()]
+        return [
+            self._capture(key, epoch, clocks)
+            for key, epoch in self._epochs.items()
+            if not epoch.begun or not epoch.begun <= self._begun_later(key, clocks)
+        ]
+
+    def _begun_later(self, key: tuple[int, int], clocks: Mapping[int, int]) -> set[int]:
+        """Workers that have begun with an epoch behind the cut."""
+        return {
+            worker
+            for (loader, worker), (_, pieces) in self._dealt.items()
+            if loader == key[0] and worker in clocks
+            for piece in pieces
+            if piece.epoch == key[1] and piece.began > clocks[worker]
+        }
 
     def _capture(self, key: tuple[int, int], epoch: DealtEpoch, clocks: Mapping[int, int]) -> SavedEpoch:
         starts = {n: epoch.starts.get(n, 0) for n in epoch.owners if n not in epoch.begun}
@@ -274,7 +289,7 @@ class EpochBook:
                 now, then = piece.used(), piece.used(clocks.get(worker))
                 samples = then - (0 if piece.open else now)
                 used, handed_on = used + samples, handed_on + samples * piece.left_over
-                if not piece.open and then >= now:
+                if not piece.open and then >= now and piece.began <= clocks.get(worker, piece.began):
                     continue
                 if piece.left_over or worker not in epoch.owners:
                     left.append((piece.share, piece.first + then))

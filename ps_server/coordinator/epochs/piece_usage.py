@@ -45,6 +45,11 @@ class PieceUsage:
         """Makes the usage that was dumped."""
         return cls(**{**facts, "marks": [PieceMark(**mark) for mark in facts["marks"]]})
 
+    @property
+    def began(self) -> int:
+        """Steps that its worker had taken when it began with it, as far as they are remembered."""
+        return self.marks[0].step if self.marks else 0
+
     def mark(self, mark: PieceMark) -> None:
         """The worker says how far it has come; of what it says of one step the last counts."""
         while self.marks and self.marks[-1].step >= mark.step:

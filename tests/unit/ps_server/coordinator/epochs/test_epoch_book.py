@@ -385,7 +385,7 @@ def test_a_pace_foretells_no_more_than_the_next_mark_says():
 
 
 def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnation():
-    """One worker had come into the next epoch since; another had taken a piece that was left over."""
+    """One worker had come into the next epoch since, which is void; another had taken what was left over."""
     three = {0: 1, 1: 1, 2: 1}
     shares = begun(three)
     shares.gone(2, 1, 4)
@@ -396,10 +396,34 @@ def test_what_is_captured_goes_on_where_the_cut_was_whoever_has_which_incarnatio
     restored = Book()
     restored.restore(captured)
     assert tuple(restored.capture({})) == captured
-    assert [use.used for use in restored.uses({}, 2)] == [100 + 20 + 110 + 40, 0]
+    assert [use.used for use in restored.uses({}, 2)] == [100 + 20 + 110 + 40]
     assert restored.ask(0, 0, 1, 9, TWO) == piece(0, 1, 3, first=11)
     assert restored.ask(0, 0, 0, 9, TWO) == piece(0, 2, 3, first=6)
-    assert restored.ask(0, 1, 1, 9, TWO, mark=at(13, 2)) == piece(1, 1)
+    assert restored.ask(0, 1, 1, 9, {0: 9, 1: 9}, mark=at(13, 2)) == piece(1, 1)
+
+
+def test_an_epoch_that_was_begun_behind_the_cut_is_dealt_to_who_is_there_when_the_job_goes_on():
+    """The other one has gone when it is begun, while the last partitions reach the cut: it comes again."""
+    shares = begun()
+    shares.ask(1, 0, 0, 1, TWO, mark=at(5, 5))  # of a loader to validate on, before the step of the cut
+    shares.gone(1, 1, 4)
+    shares.ask(1, 1, 0, 1, {0: 1}, mark=at(6, 0))
+    restored = Book()
+    restored.restore(through_json(shares, {0: 5, 1: 4}))
+    assert restored.ask(1, 1, 1, 8, {0: 7, 1: 8}) == piece(1, 1)
+    assert restored.ask(1, 1, 0, 7, {0: 7, 1: 8}) == piece(1, 0)
+
+
+def test_a_share_that_was_begun_behind_the_cut_is_begun_again_and_one_before_it_is_not():
+    """Of a loader that no step is made of, though both have come to its end by now."""
+    shares = begun()
+    for worker in TWO:
+        shares.ask(1, 0, worker, 1, TWO, mark=at(4 + 2 * worker, 4))
+        shares.ask(1, 0, worker, 1, TWO, begins=False, mark=at(4 + 2 * worker, 0))
+    restored = Book()
+    restored.restore(through_json(shares, dict.fromkeys(TWO, 5)))
+    assert restored.ask(1, 0, 1, 8, {0: 7, 1: 8}) == piece(0, 1)
+    assert restored.ask(1, 0, 0, 7, {0: 7, 1: 8}) is None
 
 
 def through_json(shares: EpochBook, clocks: dict[int, int]) -> tuple[SavedEpoch, ...]:
