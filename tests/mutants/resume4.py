@@ -23,16 +23,23 @@ MUTANTS = (
     Mutant(
         name="an epoch that a fast worker began behind the cut is dealt by a snapshot to who was there by then",
         file=BOOK,
-        text="            if not epoch.begun or not epoch.begun <= self._begun_later(key, clocks)\n",
-        fault="            if True\n",
+        text="        if epoch.begun and not begun:\n",
+        fault="        if False:\n",
         tests=(
             f"{EPOCHS}::test_an_epoch_that_was_begun_behind_the_cut_is_dealt_to_who_is_there_when_the_job_goes_on",
         ),
     ),
     Mutant(
+        name="an epoch whose rest was taken behind the cut is not in the snapshot",
+        file=BOOK,
+        text="                if behind and not piece.left_over:\n",
+        fault="                if behind:\n",
+        tests=(f"{EPOCHS}::test_an_epoch_is_kept_of_which_one_that_came_again_took_the_rest_behind_the_cut",),
+    ),
+    Mutant(
         name="a share to validate on that was begun behind the cut is at its end in the snapshot",
         file=BOOK,
-        text=" and piece.began <= clocks.get(worker, piece.began):\n",
+        text=" and not behind:\n",
         fault=":\n",
         tests=(
             f"{EPOCHS}::test_a_share_that_was_begun_behind_the_cut_is_begun_again_and_one_before_it_is_not",

@@ -263,38 +263,34 @@ class EpochBook:
         Args:
             clocks: of the cut, by worker; at most a few steps ago.
         """
-        return [
-            self._capture(key, epoch, clocks)
-            for key, epoch in self._epochs.items()
-            if not epoch.begun or not epoch.begun <= self._begun_later(key, clocks)
-        ]
+        captured = (self._capture(key, epoch, clocks) for key, epoch in self._epochs.items())
+        return [epoch for epoch in captured if epoch is not None]
 
-    def _begun_later(self, key: tuple[int, int], clocks: Mapping[int, int]) -> set[int]:
-        """Workers that have begun with an epoch behind the cut."""
-        return {
-            worker
-            for (loader, worker), (_, pieces) in self._dealt.items()
-            if loader == key[0] and worker in clocks
-            for piece in pieces
-            if piece.epoch == key[1] and piece.began > clocks[worker]
-        }
-
-    def _capture(self, key: tuple[int, int], epoch: DealtEpoch, clocks: Mapping[int, int]) -> SavedEpoch:
+    def _capture(
+        self, key: tuple[int, int], epoch: DealtEpoch, clocks: Mapping[int, int]
+    ) -> SavedEpoch | None:
+        """None: nobody had begun it."""
         starts = {n: epoch.starts.get(n, 0) for n in epoch.owners if n not in epoch.begun}
         left, used, handed_on = list(epoch.left), epoch.used, epoch.handed_on
+        begun = set(epoch.begun)  # at the cut
         for (loader, worker), (_, pieces) in self._dealt.items():
             for piece in pieces if loader == key[0] else ():
                 if piece.epoch != key[1] or piece.share not in epoch.owners:
                     continue
                 now, then = piece.used(), piece.used(clocks.get(worker))
+                behind = piece.began > clocks.get(worker, piece.began)
+                if behind and not piece.left_over:
+                    begun.discard(worker)
                 samples = then - (0 if piece.open else now)
                 used, handed_on = used + samples, handed_on + samples * piece.left_over
-                if not piece.open and then >= now and piece.began <= clocks.get(worker, piece.began):
+                if not piece.open and then >= now and not behind:
                     continue
                 if piece.left_over or worker not in epoch.owners:
                     left.append((piece.share, piece.first + then))
                 else:
                     starts[worker] = piece.first + then
+        if epoch.begun and not begun:
+            return None
         return SavedEpoch(
             loader=key[0],
             epoch=key[1],

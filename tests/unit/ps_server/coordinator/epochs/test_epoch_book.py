@@ -426,6 +426,15 @@ def test_a_share_that_was_begun_behind_the_cut_is_begun_again_and_one_before_it_
     assert restored.ask(1, 0, 0, 7, {0: 7, 1: 8}) is None
 
 
+def test_an_epoch_is_kept_of_which_one_that_came_again_took_the_rest_behind_the_cut():
+    """It had begun its share before, as another incarnation."""
+    shares = begun({0: 1})
+    shares.gone(0, 1, 4)
+    assert shares.ask(0, 0, 0, 2, {0: 2}, begins=False, mark=at(5, 0)) == piece(0, 0, 1, first=4)
+    (captured,) = shares.capture({0: 4})
+    assert (captured.used, captured.left) == (40, ((0, 40),))
+
+
 def through_json(shares: EpochBook, clocks: dict[int, int]) -> tuple[SavedEpoch, ...]:
     """What is captured, as a manifest of three workers brings it."""
     text = json.dumps([epoch.to_json() for epoch in shares.capture(clocks)])
