@@ -96,7 +96,7 @@ def check_steps(processes: Iterable[Sequence[str]]) -> None:
     Where a process comes, or comes again, it goes on at a count that a worker of this job has come to: with
     its own or another's, by design.
     """
-    counts, entries = {0}, []
+    counts, entries = {0, 1}, []  # each with the next: who ends or joins again in a step has not said that
     for lines in processes:
         before: tuple[int, int] | None = None
         dropped = False
@@ -115,7 +115,7 @@ def check_steps(processes: Iterable[Sequence[str]]) -> None:
             else:
                 assert now[0] > 1 or now[1] == 1, f"the first step of all is scheduled as {now[1]}"
                 entries.append(now[1] - 1)
-            counts |= {now[1], now[1] + 1}  # one that ends in its next step has not said that
+            counts |= {now[1], now[1] + 1}
             before = now
     assert counts >= set(entries), (sorted(set(entries) - counts), max(counts))
 

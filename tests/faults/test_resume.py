@@ -61,8 +61,15 @@ JOINS = f"worker 1: {JOINED_AGAIN} 2, at steps {{0: 3}}"
         [taken(1, 2, 3), [*taken(1, 2, first=3, counted=False), *taken(4, 5, first=4)]],
         [taken(1, 2), taken(1, 2, 3, first=4, counted=False), taken(5, first=5)],
         [taken(1, 2, 3), [*taken(1, 2), JOINS, *taken(1, first=3), *taken(3, 4, first=4)]],
+        [[JOINS, *taken(1, 2, 3)]],
     ],
-    ids=["undisturbed", "another process", "one that ended in its first step", "joined again in a step"],
+    ids=[
+        "undisturbed",
+        "another process",
+        "one that ended in its first step",
+        "joined again in a step",
+        "joined again before its first step",
+    ],
 )
 def test_a_schedule_that_advances_once_in_each_step_is_right(processes: list[list[str]]) -> None:
     check_steps(processes)
@@ -75,6 +82,7 @@ def test_a_schedule_that_advances_once_in_each_step_is_right(processes: list[lis
         ([taken(1, 1)], "step 2 is scheduled as 1, behind 1"),
         ([taken(2, 3)], "the first step of all is scheduled as 2"),
         ([taken(1, 2), taken(9, first=3)], r"\[8\]"),
+        ([[JOINS, *taken(2, 3)]], r"\[2\]"),
     ],
 )
 def test_a_schedule_that_does_not_is_found(processes: list[list[str]], what: str) -> None:
