@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
@@ -31,6 +31,20 @@ from ps_worker.step.first_push import FirstPush
 from ps_worker.step.step_host import StepHost
 
 START = {"auto": Mode.WATCHING, True: Mode.OVERLAPPING, False: Mode.WAITING}
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def _calls_hooks(step: Callable[Given, Result]) -> Callable[Given, Result]:
+    """The step that calls a script's hooks before and behind it.
+
+    torch does that to a class when its first instance is made. Two threads that make theirs at one time would
+    do it twice, and each hook be called twice in every step.
+    """
+    calling = torch.optim.Optimizer.profile_hook_step(step)
+    calling.hooked = True  # type: ignore[attr-defined]  # torch's constructor leaves it as it is
+    return calling
 
 
 class WrappedOptimizer(RemoteStateOptimizer):
@@ -151,6 +165,7 @@ class WrappedOptimizer(RemoteStateOptimizer):
         """Seconds in which training had nothing to do but wait for weights, in all."""
         return self._cycle.arrival.waited_s
 
+    @_calls_hooks
     @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

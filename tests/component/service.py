@@ -23,6 +23,7 @@ from ps_lab.status.status import Status
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.jobs.runner import JobRunner
 from ps_server.process.server import Server, ServerOptions
+from ps_server.shard.optimizer.piece_optimizer import KNOWN
 from ps_wire.access.access import OPEN, Access
 from ps_wire.errors import JobInUse, JobUnknown, ServerNotReady
 from tests.until import LIMIT_S
@@ -30,6 +31,11 @@ from tests.until import LIMIT_S
 Result = TypeVar("Result")
 AFTER_ERROR_S = 2.0  # that others get when one has failed
 _numbers = itertools.count()
+
+# torch makes a class's step call hooks when its first instance is made, and twice where two threads do that
+# at one time: it is done before there are threads.
+for _known in KNOWN.values():
+    _known.cls([torch.zeros(1)])
 
 
 class LoopThread:

@@ -6,6 +6,7 @@ WRITTEN = "ps_worker/optimizer/written_copies.py"
 SHOWN = "ps_worker/optimizer/shown_weights.py"
 HOOKS = "ps_worker/optimizer/module_hooks.py"
 UNIT = "tests/unit/ps_worker/optimizer/test_written_copies.py"
+WRAPPED = "tests/unit/ps_worker/optimizer/test_wrapped.py"
 WEIGHTS = "tests/component/wrap/test_weights.py"
 FOUND = (
     f"{WEIGHTS}::test_what_is_written_past_autograd_where_weights_are_copied_is_found_within_some_steps"
@@ -18,6 +19,20 @@ ORDER = (
 )
 
 MUTANTS = (
+    Mutant(
+        name="step: hooks are called twice where two threads make their first optimizers at one time",
+        file="ps_worker/optimizer/wrapped.py",
+        text="    @_calls_hooks\n",
+        fault="",
+        tests=(f"{WRAPPED}::test_the_step_calls_hooks_before_there_is_an_optimizer_and_torch_leaves_it_so",),
+    ),
+    Mutant(
+        name="step: nothing calls hooks",
+        file="ps_worker/optimizer/wrapped.py",
+        text="    calling = torch.optim.Optimizer.profile_hook_step(step)\n",
+        fault="    calling = step\n",
+        tests=("tests/component/wrap/test_wrap_schedulers.py::test_step_hooks_of_torch_fire_once_a_step",),
+    ),
     Mutant(
         name="copies: what a script has written where weights are copied is not looked for",
         file=SHOWN,
