@@ -1,4 +1,4 @@
-"""Faults in what is done for parameters that weights are copied to, and for hooks of modules."""
+"""Faults in what is done for parameters that weights are copied to, and for hooks of modules and of steps."""
 
 from .mutant import Mutant
 

@@ -277,8 +277,9 @@ class EpochBook:
             for piece in pieces if loader == key[0] else ():
                 if piece.epoch != key[1] or piece.share not in epoch.owners:
                     continue
-                now, then = piece.used(), piece.used(clocks.get(worker))
-                behind = piece.began > clocks.get(worker, piece.began)
+                clock = clocks.get(worker)
+                now, then = piece.used(), piece.used(clock)
+                behind = clock is not None and piece.began > clock
                 if behind and not piece.left_over:
                     begun.discard(worker)
                 samples = then - (0 if piece.open else now)
