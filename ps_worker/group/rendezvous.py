@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
 from ps_wire.errors import PsError, ServerNotReady, ServerUnreachable, StartLimitExceeded, UsageError
 from ps_wire.frames.frame import PROTOCOL
 from ps_wire.process.ranks import Ranks
+from ps_wire.text import one_line
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.coordinator_pb2_calls import CoordinatorCalls
 from ps_worker.process.in_time import in_time
@@ -102,7 +103,7 @@ class Rendezvous:
 
         Raises:
             StartLimitExceeded: one did not come in time; it is named, with the hosts of those that did. Or
-                rank 0 came, and has fallen silent.
+                rank 0 came, and has fallen silent, or is not reached.
             UsageError: the ranks are on several hosts, and may not be.
             PsError: what the coordinator refuses with, such as a rank that two processes have.
         """
@@ -141,7 +142,7 @@ class Rendezvous:
                 port,
                 self._ranks.size,
                 self._ranks.leads,
-                timedelta(seconds=STORE_LIMIT_S),
+                timeout=timedelta(seconds=STORE_LIMIT_S),
                 wait_for_workers=False,
                 master_listen_fd=fd,
             )
@@ -152,6 +153,12 @@ class Rendezvous:
             raise StartLimitExceeded(
                 f"rank 0 of worker {self._worker} has come, and its store at {host}:{port} takes connections "
                 f"and says nothing for {STORE_LIMIT_S:g} s: it is stopped, or hangs",
+                waiting_for="rank 0",
+            ) from None
+        except DistNetworkError as error:
+            raise StartLimitExceeded(
+                f"rank 0 of worker {self._worker} has come, and its store at {host}:{port} is not reached "
+                f"within {STORE_LIMIT_S:g} s: it has ended, or the network is silent; {one_line(str(error))}",
                 waiting_for="rank 0",
             ) from None
 

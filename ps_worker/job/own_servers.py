@@ -19,12 +19,13 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ps_wire.access.access import read
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError, StartLimitExceeded, UsageError
 from ps_wire.frames.service import LOCAL_SERVER
+from ps_wire.text import one_line
 from ps_worker.group.rendezvous import LOOPBACK, STORE_GRACE_S, STORE_LIMIT_S, machine
 from ps_worker.process.in_time import in_time
 from ps_worker.process.waiting import waits
@@ -185,7 +186,7 @@ def _meet(settings: Settings) -> Store:
     try:
         return in_time("ps-store", partial(_connect, settings), settings.start_limit_s + STORE_GRACE_S)
     except TimeoutError:
-        place = os.environ.get(STORE) or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        place = _meeting()
         raise StartLimitExceeded(
             f"at {place}, where the ranks of this group meet, connections are taken and nothing is said "
             f"for {settings.start_limit_s:g} s (PS_START_LIMIT): another program has that port, or the "
@@ -193,11 +194,24 @@ def _meet(settings: Settings) -> Store:
             waiting_for=place,
         ) from None
     except (ValueError, RuntimeError) as error:
+        # Rank 0 may be who listens there, and then it has come to a port that is not free.
+        if isinstance(error, DistNetworkError) and not settings.ranks.leads:
+            place = _meeting()
+            raise StartLimitExceeded(
+                f"at {place}, where the ranks of this group meet, nobody is reached for "
+                f"{settings.start_limit_s:g} s (PS_START_LIMIT): rank 0 or the launcher has not begun or has "
+                f"ended, or MASTER_ADDR names another host; {one_line(str(error))}",
+                waiting_for=place,
+            ) from None
         raise UsageError(
             f"without servers (PS_SERVERS=none) the {settings.ranks.size} ranks of a group meet where "
             f"MASTER_ADDR and MASTER_PORT say: start them with ps-worker --nproc {settings.ranks.size} or "
             f"torchrun, or set both; {error}"
         ) from None
+
+
+def _meeting() -> str:
+    return os.environ.get(STORE) or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
 def _connect(settings: Settings) -> Store:

@@ -25,6 +25,20 @@ MUTANTS = (
         tests=(f"{RENDEZVOUS}::test_a_rank_0_that_has_come_and_says_nothing_is_named",),
     ),
     Mutant(
+        name="none: who begins before rank 0 is told that it is wrongly used",
+        file="ps_worker/job/own_servers.py",
+        text="        if isinstance(error, DistNetworkError) and not settings.ranks.leads:",
+        fault="        if False:",
+        tests=(f"{OWN_SERVERS}::test_where_nobody_listens_where_ranks_meet_the_place_is_named",),
+    ),
+    Mutant(
+        name="groups: that rank 0 is not reached is said by torch, as if it were a bug",
+        file="ps_worker/group/rendezvous.py",
+        text="        except DistNetworkError as error:\n",
+        fault="        except ZeroDivisionError as error:\n",
+        tests=(f"{RENDEZVOUS}::test_a_rank_0_that_has_come_and_is_not_reached_is_named",),
+    ),
+    Mutant(
         name="ranks: the code of what one of them left behind is that of the worker",
         file="ps_worker/process/rank_processes.py",
         text="        if is_rank and not failed:\n",

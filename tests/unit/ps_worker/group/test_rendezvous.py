@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from ps_wire.process.ranks import Ranks
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.group import rendezvous
 from ps_worker.group.rendezvous import Rendezvous
-from tests.unit.ps_worker.mute import mute
+from tests.unit.ps_worker.mute import mute, patient
+from tests.until import LIMIT_S
 
 
 class Apart:
@@ -48,20 +50,39 @@ def test_who_leads_ranks_on_several_hosts_is_reached_by_an_ipv4_address_that_is_
         meet(towards, "")
 
 
+def meet_as_second(address: str) -> None:
+    """Rank 1; the other one has come, and has said that its store is there."""
+
+    class Met:
+        def Meet(self, request: Any, timeout: float) -> pb.MeetReply:  # noqa: N802 - the call's name
+            return pb.MeetReply(complete=True, hosts=["a", "a"], machines=["1", "1"], address=address)
+
+    coordinator: Any = Met()
+    Rendezvous(coordinator, Ranks(rank=1, size=2), job="j", worker=3, limit_s=1.0, say=lambda _: None).meet()
+
+
 def test_a_rank_0_that_has_come_and_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped: its kernel takes connections. torch would wait without end."""
     monkeypatch.setattr(rendezvous, "STORE_LIMIT_S", 0.1)
     monkeypatch.setattr(rendezvous, "STORE_GRACE_S", 0.1)
-    with mute() as address:
+    monkeypatch.setattr(rendezvous, "TCPStore", patient)
+    with (
+        mute() as address,
+        pytest.raises(
+            StartLimitExceeded, match=f"rank 0 of worker 3 has come, and its store at {address} takes"
+        ),
+    ):
+        meet_as_second(address)
 
-        class Met:
-            def Meet(self, request: Any, timeout: float) -> pb.MeetReply:  # noqa: N802 - the call's name
-                return pb.MeetReply(complete=True, hosts=["a", "a"], machines=["1", "1"], address=address)
 
-        coordinator: Any = Met()
-        ranks = Ranks(rank=1, size=2)
-        second = Rendezvous(coordinator, ranks, job="j", worker=3, limit_s=1.0, say=lambda _: None)
+def test_a_rank_0_that_has_come_and_is_not_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ended, or its packets vanish: torch gives up, and says it in words of its own."""
+    monkeypatch.setattr(rendezvous, "STORE_LIMIT_S", 0.1)
+    monkeypatch.setattr(rendezvous, "STORE_GRACE_S", LIMIT_S)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        host, port = silent.getsockname()
         with pytest.raises(
-            StartLimitExceeded, match=f"rank 0 of worker 3 has come, and its store at {address} "
+            StartLimitExceeded, match=f"its store at {host}:{port} is not reached within 0.1 s: .*timed out"
         ):
-            second.meet()
+            meet_as_second(f"{host}:{port}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from datetime import timedelta
+import socket
+from dataclasses import replace
 
 import pytest
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store
 
 from ps_wire.errors import ConfigurationRefused, JobUnknown, StartLimitExceeded, UsageError
 from ps_wire.process.ranks import Ranks
@@ -17,7 +18,7 @@ from ps_worker.group.rendezvous import machine
 from ps_worker.job import own_servers
 from ps_worker.job.own_servers import OwnServers
 from ps_worker.settings import STORE
-from tests.unit.ps_worker.mute import mute
+from tests.unit.ps_worker.mute import mute, patient
 from tests.until import LIMIT_S
 
 SECOND = {"PS_SERVERS": "none", "PS_GROUP_SIZE": "2", "PS_GROUP_RANK": "1"}
@@ -38,6 +39,16 @@ def second(**given: object) -> OwnServers:
     return OwnServers(chosen, lambda _: None)
 
 
+def meet_at(launcher: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank was started by that launcher, which has said where all of them meet."""
+    host, _, port = address.partition(":")
+    places = {"MASTER_ADDR": host, "MASTER_PORT": port} if launcher == "torchrun" else {STORE: address}
+    for name in (STORE, "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+
+
 def test_ranks_on_several_hosts_are_refused(store: Store) -> None:
     store.set("server/0", json.dumps({"machine": "another", "address": "127.0.0.1:1"}))
 
@@ -54,11 +65,6 @@ def test_a_server_that_cannot_start_is_told_to_all_ranks(store: Store) -> None:
 
 def test_a_rank_that_does_not_come_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store itself, to which the limit applies as well, is there, but may take its time."""
-
-    def patient(*given: object, timeout: timedelta, **options: object) -> TCPStore:
-        assert timeout == timedelta(seconds=0.1)
-        return TCPStore(*given, timeout=timedelta(seconds=LIMIT_S), **options)
-
     monkeypatch.setattr(own_servers, "TCPStore", patient)
     monkeypatch.setattr(own_servers, "STORE_GRACE_S", LIMIT_S)
     with pytest.raises(StartLimitExceeded, match=r"rank 0 of 2 did not start its server within 0\.1 s"):
@@ -69,19 +75,31 @@ def test_a_rank_that_does_not_come_is_named(store: Store, monkeypatch: pytest.Mo
 def test_who_takes_connections_where_ranks_meet_and_says_nothing_is_named(
     launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch would wait without end, and hear no Ctrl-C."""
+    """Torch would wait without end, and hear no Ctrl-C. Its own limit does not come first here."""
+    connect = own_servers._connect
+    monkeypatch.setattr(own_servers, "_connect", lambda it: connect(replace(it, start_limit_s=LIMIT_S)))
     monkeypatch.setattr(own_servers, "STORE_GRACE_S", 0.1)
     with mute() as address:
-        host, _, port = address.partition(":")
-        places = {"MASTER_ADDR": host, "MASTER_PORT": port} if launcher == "torchrun" else {STORE: address}
-        for name in (STORE, "MASTER_ADDR", "MASTER_PORT"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in places.items():
-            monkeypatch.setenv(name, value)
+        meet_at(launcher, address, monkeypatch)
 
         with pytest.raises(
             StartLimitExceeded, match=rf"at {re.escape(address)}, .* nothing is said for 0\.1 s"
         ):
+            second(start_limit=0.1)
+
+
+@pytest.mark.parametrize("launcher", ["ps-worker", "torchrun"])
+def test_where_nobody_listens_where_ranks_meet_the_place_is_named(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may have begun too late, or ended."""
+    monkeypatch.setattr(own_servers, "STORE_GRACE_S", LIMIT_S)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        host, port = silent.getsockname()
+        meet_at(launcher, f"{host}:{port}", monkeypatch)
+
+        with pytest.raises(StartLimitExceeded, match=rf"at {host}:{port}, .* nobody is reached for 0\.1 s"):
             second(start_limit=0.1)
 
 
