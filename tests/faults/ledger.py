@@ -7,9 +7,12 @@ is there although the process is killed right after. It must not know what the r
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import threading
 import time
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +27,8 @@ class Writer:
     def __init__(self, folder: str) -> None:
         path = Path(folder) / f"{os.environ.get('FAULTS_NAME', 'server').replace(' ', '-')}-{os.getpid()}"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._lock, self._numbers = threading.Lock(), weakref.WeakKeyDictionary[Any, int]()
+        self._next = itertools.count(os.getpid() << 32)
         self._write("begin", time.monotonic_ns())
 
     def enter(self, name: str, about: tuple[Any, ...], _named: dict[str, Any]) -> None:
@@ -34,22 +39,29 @@ class Writer:
                 for item in action.contributions
             ]
             hyper = dict(action.contributions[0].payload.hyper.groups[cell.group])
-            self._write("apply", cell._index, action.version, action.scale, pushes, hyper, id(cell))
+            self._write("apply", cell._index, action.version, action.scale, pushes, hyper, self._number(cell))
 
     def leave(self, name: str, about: tuple[Any, ...], named: dict[str, Any]) -> None:
         if name == "stage":
-            partition, item = about
-            self._write("take", partition, item.worker, item.incarnation, item.step)
+            cell, item = about
+            self._write("take", cell._index, item.worker, item.incarnation, item.step, self._number(cell))
         elif name == "restore":
             cell, state = about[:2]
             what = "take up" if named.get("going_on") else "restore"
-            self._write(what, cell._index, state.machine.version, id(cell))
+            self._write(what, cell._index, state.machine.version, self._number(cell))
         elif name == "evict":
             cell, worker, incarnation = about[:3]
-            self._write("evict", cell._index, worker, incarnation)
+            self._write("evict", cell._index, worker, incarnation, self._number(cell))
         elif name == "reply":
             replies, step, version, clocks = about[:4]
             self._write("reply", replies.partition, step, version, list(clocks))
+
+    def _number(self, cell: Any) -> int:
+        """Of no other partition of a table, in no process: addresses are used again."""
+        with self._lock:
+            if cell not in self._numbers:
+                self._numbers[cell] = next(self._next)
+            return self._numbers[cell]
 
     def _write(self, *record: Any) -> None:
         os.write(self._file, f"{json.dumps(record)}\n".encode())

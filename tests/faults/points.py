@@ -100,8 +100,8 @@ def _inside(what: str) -> Reading:
     return read
 
 
-def _staged(partition: int, contribution: Any) -> Iterator[tuple[str, Facts | None]]:
-    facts = Facts(worker=contribution.worker, step=contribution.step, partition=partition)
+def _staged(cell: Any, contribution: Any) -> Iterator[tuple[str, Facts | None]]:
+    facts = Facts(worker=contribution.worker, step=contribution.step, partition=cell._index)
     yield "a push is staged", facts
 
 

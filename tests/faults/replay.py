@@ -141,21 +141,43 @@ def replay(records: Iterable[list[Any]], plan: Plan, *, aggregates: bool) -> tor
     return whole
 
 
-def check_order(records: Iterable[list[Any]], *, aggregates: bool) -> None:
-    """Nothing of an incarnation is taken after its eviction, and a reply holds what it claims to hold.
+def check_order(records: Records, *, aggregates: bool) -> None:
+    """Nothing of an incarnation is taken after its eviction, and a reply holds what it claims to hold."""
+    _check_evictions(records)
+    _check_replies(records, aggregates=aggregates)
 
-    A reply says every worker's clock: no push of an earlier step may be applied after it, so each worker
-    reads its own writes. Under BSP it holds the steps before its version.
+
+def _check_evictions(records: Records) -> None:
+    """A job all of whose workers were silent before it started is gone, and its incarnations with it.
+
+    One of its name that they make anew counts from 1 again, in cells that nothing was restored to.
     """
     evicted: set[tuple[int, int, int]] = set()
+    cells: dict[int, set[int]] = {}  # by partition: of this job
+    for kind, partition, *record in records:
+        match kind, record:
+            case "restore" | "take up", [_, cell]:
+                cells.setdefault(partition, set()).add(cell)
+            case "evict" | "take", [worker, incarnation, *_, cell]:
+                if cell not in cells.get(partition, ()):
+                    cells[partition] = {cell}
+                    evicted = {it for it in evicted if it[0] != partition}
+                whose = partition, worker, incarnation
+                if kind == "evict":
+                    evicted.add(whose)
+                else:
+                    assert whose not in evicted, f"after its eviction: {record}"
+
+
+def _check_replies(records: Records, *, aggregates: bool) -> None:
+    """A reply says every worker's clock: no push of an earlier step may be applied after it.
+
+    So each worker reads its own writes. Under BSP it holds the steps before its version.
+    """
     shown: dict[tuple[int, int], int] = {}
     live: dict[tuple[int, int], int] = {}
     for kind, partition, *record in records:
         match kind, record:
-            case "evict", [worker, incarnation]:
-                evicted.add((partition, worker, incarnation))
-            case "take", [worker, incarnation, _]:
-                assert (partition, worker, incarnation) not in evicted, f"after its eviction: {record}"
             case "reply", [_, version, clocks]:
                 for worker, clock in clocks:
                     shown[partition, worker] = min(clock, version) if aggregates else clock

@@ -269,7 +269,9 @@ def test_another_order_gives_other_weights() -> None:
 @pytest.mark.parametrize(
     ("records", "what"),
     [
-        ([["evict", 0, 2, 1], ["take", 0, 2, 1, 5]], "after its eviction"),
+        ([["evict", 0, 2, 1, 7], ["take", 0, 2, 1, 5, 7]], "after its eviction"),
+        ([["evict", 0, 2, 1, 7], ["restore", 0, 3, 8], ["take", 0, 2, 1, 5, 8]], "after its eviction"),
+        ([["evict", 0, 2, 1, 7], ["take up", 0, 3, 8], ["take", 0, 2, 1, 5, 8]], "after its eviction"),
         ([["reply", 0, 3, 7, [[2, 3]]], applied(8, push(2, 2))], "a reply came before"),
     ],
 )
@@ -281,7 +283,8 @@ def test_what_comes_too_late_is_found(records: list[Any], what: str) -> None:
 @pytest.mark.parametrize(
     "records",
     [
-        [["take", 0, 2, 1, 5], ["evict", 0, 2, 1], ["take", 0, 2, 2, 3], ["take", 1, 2, 1, 5]],
+        [["take", 0, 2, 1, 5, 7], ["evict", 0, 2, 1, 7], ["take", 0, 2, 2, 3, 7], ["take", 1, 2, 1, 5, 6]],
+        [["evict", 0, 2, 1, 7], ["take", 0, 2, 1, 0, 8]],
         [["reply", 0, 3, 7, [[2, 3]]], applied(8, push(2, 3))],
         [applied(7, push(2, 2)), ["reply", 0, 3, 7, [[2, 3]]], applied(8, push(2, 1, incarnation=2))],
     ],

@@ -176,7 +176,7 @@ class Cell:
             HyperparametersDiffer: an earlier step did not take this worker's, which is strict.
             FrameRefused: as `StepMachine.push`.
         """
-        with self.lock, trace.span("stage", self._index, contribution):
+        with self.lock, trace.span("stage", self, contribution):
             again = partial(self.push, contribution, outlet, now_s)
             if self._keeps(contribution.worker, contribution.step, again, outlet, pushes=True):
                 return
