@@ -48,7 +48,7 @@ def test_a_shape_has_all_keys_and_no_values():
 
 def test_spans_are_found_with_their_arguments():
     names = dict(surfaces.names(CURRENT))
-    assert names["span/stage"] == ["index, contribution"]
+    assert names["span/stage"] == ["self, contribution"]
     assert "ps-data" in names["thread names"]
 
 
