@@ -186,22 +186,19 @@ def _meet(settings: Settings) -> Store:
     try:
         return in_time("ps-store", partial(_connect, settings), settings.start_limit_s + STORE_GRACE_S)
     except TimeoutError:
-        place = _meeting()
-        raise StartLimitExceeded(
-            f"at {place}, where the ranks of this group meet, connections are taken and nothing is said "
-            f"for {settings.start_limit_s:g} s (PS_START_LIMIT): another program has that port, or the "
-            "launcher is stopped",
-            waiting_for=place,
+        raise _too_late(
+            settings,
+            "connections are taken and nothing is said",
+            "another program has that port, or the launcher is stopped",
         ) from None
     except (ValueError, RuntimeError) as error:
         # Rank 0 may be who listens there, and then it has come to a port that is not free.
         if isinstance(error, DistNetworkError) and not settings.ranks.leads:
-            place = _meeting()
-            raise StartLimitExceeded(
-                f"at {place}, where the ranks of this group meet, nobody is reached for "
-                f"{settings.start_limit_s:g} s (PS_START_LIMIT): rank 0 or the launcher has not begun or has "
-                f"ended, or MASTER_ADDR names another host; {one_line(str(error))}",
-                waiting_for=place,
+            raise _too_late(
+                settings,
+                "nobody is reached",
+                "rank 0 or the launcher has not begun or has ended, or MASTER_ADDR names another host; "
+                + one_line(str(error)),
             ) from None
         raise UsageError(
             f"without servers (PS_SERVERS=none) the {settings.ranks.size} ranks of a group meet where "
@@ -210,8 +207,13 @@ def _meet(settings: Settings) -> Store:
         ) from None
 
 
-def _meeting() -> str:
-    return os.environ.get(STORE) or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+def _too_late(settings: Settings, what: str, why: str) -> StartLimitExceeded:
+    place = os.environ.get(STORE) or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return StartLimitExceeded(
+        f"at {place}, where the ranks of this group meet, {what} for {settings.start_limit_s:g} s "
+        f"(PS_START_LIMIT): {why}",
+        waiting_for=place,
+    )
 
 
 def _connect(settings: Settings) -> Store:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,21 +152,19 @@ def _check_evictions(records: Records) -> None:
 
     One of its name that they make anew counts from 1 again, in cells that nothing was restored to.
     """
-    evicted: set[tuple[int, int, int]] = set()
-    cells: dict[int, set[int]] = {}  # by partition: of this job
+    cells: defaultdict[int, set[int]] = defaultdict(set)  # by partition: of this job
+    evicted: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)  # likewise
     for kind, partition, *record in records:
         match kind, record:
             case "restore" | "take up", [_, cell]:
-                cells.setdefault(partition, set()).add(cell)
+                cells[partition].add(cell)
             case "evict" | "take", [worker, incarnation, *_, cell]:
-                if cell not in cells.get(partition, ()):
-                    cells[partition] = {cell}
-                    evicted = {it for it in evicted if it[0] != partition}
-                whose = partition, worker, incarnation
+                if cell not in cells[partition]:
+                    cells[partition], evicted[partition] = {cell}, set()
                 if kind == "evict":
-                    evicted.add(whose)
+                    evicted[partition].add((worker, incarnation))
                 else:
-                    assert whose not in evicted, f"after its eviction: {record}"
+                    assert (worker, incarnation) not in evicted[partition], f"after its eviction: {record}"
 
 
 def _check_replies(records: Records, *, aggregates: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from ps_wire.process.ranks import Ranks
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.group import rendezvous
 from ps_worker.group.rendezvous import Rendezvous
-from tests.unit.ps_worker.mute import mute, patient
+from tests.unit.ps_worker.mute import mute, nobody, patient
 from tests.until import LIMIT_S
 
 
@@ -79,10 +78,10 @@ def test_a_rank_0_that_has_come_and_is_not_reached_is_named(monkeypatch: pytest.
     """It has ended, or its packets vanish: torch gives up, and says it in words of its own."""
     monkeypatch.setattr(rendezvous, "STORE_LIMIT_S", 0.1)
     monkeypatch.setattr(rendezvous, "STORE_GRACE_S", LIMIT_S)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        host, port = silent.getsockname()
-        with pytest.raises(
-            StartLimitExceeded, match=f"its store at {host}:{port} is not reached within 0.1 s: .*timed out"
-        ):
-            meet_as_second(f"{host}:{port}")
+    with (
+        nobody() as address,
+        pytest.raises(
+            StartLimitExceeded, match=f"its store at {address} is not reached within 0.1 s: .*timed out"
+        ),
+    ):
+        meet_as_second(address)

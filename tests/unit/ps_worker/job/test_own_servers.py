@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import socket
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,7 @@ from ps_worker.group.rendezvous import machine
 from ps_worker.job import own_servers
 from ps_worker.job.own_servers import OwnServers
 from ps_worker.settings import STORE
-from tests.unit.ps_worker.mute import mute, patient
+from tests.unit.ps_worker.mute import mute, nobody, patient
 from tests.until import LIMIT_S
 
 SECOND = {"PS_SERVERS": "none", "PS_GROUP_SIZE": "2", "PS_GROUP_RANK": "1"}
@@ -94,12 +93,12 @@ def test_where_nobody_listens_where_ranks_meet_the_place_is_named(
 ) -> None:
     """Rank 0 may have begun too late, or ended."""
     monkeypatch.setattr(own_servers, "STORE_GRACE_S", LIMIT_S)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        host, port = silent.getsockname()
-        meet_at(launcher, f"{host}:{port}", monkeypatch)
+    with nobody() as address:
+        meet_at(launcher, address, monkeypatch)
 
-        with pytest.raises(StartLimitExceeded, match=rf"at {host}:{port}, .* nobody is reached for 0\.1 s"):
+        with pytest.raises(
+            StartLimitExceeded, match=rf"at {re.escape(address)}, .* nobody is reached for 0\.1 s"
+        ):
             second(start_limit=0.1)
 
 
