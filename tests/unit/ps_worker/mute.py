@@ -1,16 +1,14 @@
-"""Ports at which connections are taken and nothing is said, or at which nobody listens."""
+"""A port at which connections are taken and nothing is said."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from ps_worker.group.rendezvous import LOOPBACK
 from ps_worker.job import own_servers
 from tests.until import LIMIT_S
 
@@ -28,14 +26,6 @@ def mute() -> Iterator[str]:
                 thread.join(LIMIT_S)
                 assert not thread.is_alive()
         del kept
-
-
-@contextlib.contextmanager
-def nobody() -> Iterator[str]:
-    """The address of a port at which nobody listens, and that nobody else is given meanwhile."""
-    with socket.socket() as silent:
-        silent.bind((LOOPBACK, 0))
-        yield "{}:{}".format(*silent.getsockname())
 
 
 def patient(*given: object, timeout: timedelta, **options: object) -> TCPStore:

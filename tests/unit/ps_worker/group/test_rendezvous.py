@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from ps_lab.cluster.ports import free_ports
 from ps_wire.errors import StartLimitExceeded, UsageError
 from ps_wire.process.ranks import Ranks
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.group import rendezvous
 from ps_worker.group.rendezvous import Rendezvous
-from tests.unit.ps_worker.mute import mute, nobody, patient
+from tests.unit.ps_worker.mute import mute, patient
 from tests.until import LIMIT_S
 
 
@@ -78,10 +79,8 @@ def test_a_rank_0_that_has_come_and_is_not_reached_is_named(monkeypatch: pytest.
     """It has ended, or its packets vanish: torch gives up, and says it in words of its own."""
     monkeypatch.setattr(rendezvous, "STORE_LIMIT_S", 0.1)
     monkeypatch.setattr(rendezvous, "STORE_GRACE_S", LIMIT_S)
-    with (
-        nobody() as address,
-        pytest.raises(
-            StartLimitExceeded, match=f"its store at {address} is not reached within 0.1 s: .*timed out"
-        ),
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(
+        StartLimitExceeded, match=f"its store at {address} is not reached within 0.1 s: .*timed out"
     ):
         meet_as_second(address)
