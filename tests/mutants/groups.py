@@ -538,6 +538,15 @@ MUTANTS = (
         tests=(f"{NETWORK}::test_options_of_hosts_that_do_not_go_together_are_refused",),
     ),
     Mutant(
+        name="groups: a bench does not count what servers use of the processor",
+        file="ps_lab/bench/session.py",
+        text="for child in (*workers, *servers))\n",
+        fault="for child in workers)\n",
+        tests=(
+            "tests/unit/ps_lab/bench/test_session.py::test_who_serves_is_not_told_and_its_cpu_seconds_count",
+        ),
+    ),
+    Mutant(
         name="groups: what comes first is heard first, late or not",
         file="ps_worker/group/channel.py",
         text="            self._kept[source, is_late].append(said)\n",
