@@ -181,14 +181,14 @@ def status(
     from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
     from ps_lab.status.json_text import json_text  # noqa: PLC0415
     from ps_lab.status.live import watch as draw_again  # noqa: PLC0415
-    from ps_lab.status.observer import ask  # noqa: PLC0415
+    from ps_lab.status.observer import ANSWER_LIMIT_S, LOOK_LIMIT_S, ask  # noqa: PLC0415
     from ps_lab.status.report import tables  # noqa: PLC0415
 
     access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
     addresses = parse_servers(servers)
 
     def look() -> Status:
-        answer = ask(addresses, access)
+        answer = ask(addresses, access, timeout_s=LOOK_LIMIT_S if watch else ANSWER_LIMIT_S)
         return answer if job is None else answer.only(job)
 
     if as_json and watch:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from tests.until import LIMIT_S
 
-STACKS_LIMIT_S = 10.0  # from SIGABRT until the process has ended
+ANEW_LIMIT_S = 2 * LIMIT_S
+STACKS_LIMIT_S = 30.0  # from SIGABRT until the process has ended
 
 
 def run_anew(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments to its end.
 
     Raises:
-        AssertionError: it takes longer than `LIMIT_S`; with what it said, and where its threads stand.
+        AssertionError: it takes longer than `ANEW_LIMIT_S`; with what it said, and where its threads stand.
     """
     command = [sys.executable, *words]
     with subprocess.Popen(
@@ -32,11 +33,13 @@ def run_anew(*words: str, folder: Path | None = None) -> subprocess.CompletedPro
         text=True,
     ) as process:
         try:
-            output, errors = process.communicate(timeout=LIMIT_S)
+            output, errors = process.communicate(timeout=ANEW_LIMIT_S)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)
             output, errors = process.communicate(timeout=STACKS_LIMIT_S)
-            raise AssertionError(f"{command} did not end within {LIMIT_S:g} s:\n{output}\n{errors}") from None
+            raise AssertionError(
+                f"{command} did not end within {ANEW_LIMIT_S:g} s:\n{output}\n{errors}"
+            ) from None
         finally:
             process.kill()  # one that has ended is sent nothing
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -36,6 +36,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, Never
 
+from ps_wire.errors import StartLimitExceeded
 from ps_wire.process.die_with_parent import die_with
 from ps_wire.process.forking import begin_child, preload
 
@@ -44,7 +45,7 @@ MODULE = "-m"  # in whose place a module finds its file as `sys.argv[0]`
 # Imported before the first fork: what the commands import late, since `--help` needs none of it.
 PRELOADED = ("ps_worker", "ps_worker.cli", "ps_server.process.server")
 MAX_REQUEST_BYTES = 8 << 20  # of a command and its environment; the kernel lets an exec have 2 MiB
-START_LIMIT_S = 120.0  # until all is imported: 4 s; more than 40 s beside nine busy processes on two cores
+START_LIMIT_S = 300.0  # until all is imported: 4 s; more than 40 s beside nine busy processes on two cores
 _LENGTH = struct.Struct("!Q")
 _DESCRIPTORS = ("the watcher's link", "stdin", "output")  # that come with a request
 
@@ -97,8 +98,8 @@ class ForkServer:
             with_stdin: its stdin is a pipe; else it is empty.
 
         Raises:
-            OSError: arguments and environment are too large, or the fork server ended, or does not start
-                within `START_LIMIT_S`.
+            OSError: arguments and environment are too large, or the fork server ended.
+            StartLimitExceeded: it does not start within `START_LIMIT_S`.
         """
         argv = list(command[1:]) if _is_of_python(command) else [Path(command[0]).name, *command[1:]]
         request = json.dumps(
@@ -129,10 +130,15 @@ class ForkServer:
                 link.settimeout(START_LIMIT_S)
                 pid = int(_line(link))
                 link.settimeout(None)
-            except BaseException:
+            except BaseException as error:
                 for opened in (output, stdin, link):
                     if opened is not None:
                         opened.close()
+                if isinstance(error, TimeoutError):
+                    raise StartLimitExceeded(
+                        f"{Path(command[0]).name} did not start within {START_LIMIT_S:g} s: Python has not "
+                        "imported all that it needs; this machine is too busy, or its memory is full"
+                    ) from None
                 raise
             return Forked(pid, link, output, stdin)
 

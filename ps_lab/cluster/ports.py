@@ -80,9 +80,14 @@ class PortChooser:
         for port in random.SystemRandom().sample(self._ports, len(self._ports)):
             if len(found) == count:
                 break
-            if port not in self._chosen and self._is_free(port) and self._claim(port):
+            # Claimed first: to look binds it for a moment, in which nobody who has claimed it could.
+            if port in self._chosen or not self._claim(port):
+                continue
+            if self._is_free(port):
                 self._chosen.add(port)
                 found.append(port)
+            else:
+                self._release(port)
         return found
 
     def _claim(self, port: int) -> bool:
@@ -104,11 +109,14 @@ class PortChooser:
                 pass
         return True
 
+    def _release(self, port: int) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, port)
+
     def _forget(self, keep: list[int]) -> None:
         for port in self._chosen.difference(keep):
-            if self._descriptor is not None:
-                with contextlib.suppress(OSError):
-                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, port)
+            self._release(port)
         self._chosen = set(keep)
 
 

@@ -33,8 +33,13 @@ from ps_wire.v1 import shard_pb2 as shard
 from ps_wire.v1.coordinator_pb2_grpc import CoordinatorStub
 from ps_wire.v1.shard_pb2_grpc import ShardStub
 
-ANSWER_LIMIT_S = 3.0
-HEALTH_LIMIT_S = 0.5
+ANSWER_LIMIT_S = 30.0
+"""Of who asks once: a server that is gone refuses at once, and one on a busy machine is late."""
+
+LOOK_LIMIT_S = 3.0
+"""Of who looks again and again."""
+
+HEALTH_LIMIT_S = 2.0
 
 
 def ask(servers: tuple[str, ...], access: Access = OPEN, *, timeout_s: float = ANSWER_LIMIT_S) -> Status:

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from ps_lab.status.observer import ask
+from ps_lab.status.observer import LOOK_LIMIT_S, ask
 from ps_lab.status.progress import Meter
 from ps_lab.status.status import Job
 from ps_wire.access.access import OPEN, Access
@@ -54,7 +54,7 @@ class Watch:
     def _look(self) -> None:
         while not self._closed.wait(LOOK_EVERY_S):
             try:
-                job = ask(self._servers, self._access).job(self._job)
+                job = ask(self._servers, self._access, timeout_s=LOOK_LIMIT_S).job(self._job)
             except PsError as error:
                 self.line = error.message
                 continue

@@ -63,7 +63,7 @@ def top(
     other certificates or another token; 130 Ctrl-C.
     """
     from ps_lab.cluster.display import make_console  # noqa: PLC0415 - heavy: not for --help
-    from ps_lab.status.observer import Observer  # noqa: PLC0415
+    from ps_lab.status.observer import LOOK_LIMIT_S, Observer  # noqa: PLC0415
     from ps_lab.status.status import Status  # noqa: PLC0415
     from ps_lab.top.live import show, views  # noqa: PLC0415
     from ps_lab.top.web import serve as serve_page  # noqa: PLC0415
@@ -81,7 +81,7 @@ def top(
         return
     access = read(token_file=token_file, tls_dir=tls_dir, job=job, complain=typer.echo)
     addresses = parse_servers(servers)
-    with Observer(addresses, access) as observer:
+    with Observer(addresses, access, timeout_s=LOOK_LIMIT_S) as observer:
 
         def look() -> Status:
             answer = observer.look()

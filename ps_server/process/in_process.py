@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, Self
@@ -116,16 +117,22 @@ class LocalService:
 
 
 class _Calls:
-    """The methods of a servicer, called on its loop from another thread: `CoordinatorCalls`, `ShardCalls`."""
+    """The methods of a servicer, called on its loop from another thread: `CoordinatorCalls`, `ShardCalls`.
+
+    `_lock` guards `_servicer`, and is held while a call is put on the loop: none comes there after `close`,
+    when the loop ends, so each has an answer.
+    """
 
     def __init__(self, servicer: Any, descriptor: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._lock = threading.Lock()
         self._servicer = servicer
         self._descriptor = descriptor
         self._loop = loop
 
     def close(self) -> None:
         """Lets go of the servicer; calls are refused from now on."""
-        self._servicer = None
+        with self._lock:
+            self._servicer = None
 
     def __getattr__(self, name: str, /) -> Callable[..., Any]:
         method = self._descriptor.methods_by_name.get(name)
@@ -134,15 +141,17 @@ class _Calls:
 
         def call(given: Any, *, timeout: float | None = None, wait_for_ready: bool = True) -> Any:
             del wait_for_ready  # it is
-            if self._servicer is None:
-                raise ServerUnreachable("the server in this process has stopped: this worker has left")
-            if method.client_streaming:
-                given = _Requests(given, self._loop)
-            answer = getattr(self._servicer, name)(given, None)
-            if method.server_streaming:
-                return _Replies(answer, name, timeout, self._loop)
+            with self._lock:
+                if self._servicer is None:
+                    raise ServerUnreachable("the server in this process has stopped: this worker has left")
+                if method.client_streaming:
+                    given = _Requests(given, self._loop)
+                answer = getattr(self._servicer, name)(given, None)
+                if method.server_streaming:
+                    return _Replies(answer, name, timeout, self._loop)
+                answered = asyncio.run_coroutine_threadsafe(_named(answer, name, timeout), self._loop)
             try:
-                return asyncio.run_coroutine_threadsafe(_named(answer, name, timeout), self._loop).result()
+                return answered.result()
             except CancelledError:
                 raise ServerNotReady("the server in this process has stopped") from None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ps_wire.access.certificates import CA, CERTIFICATE, TlsFolder
 from ps_wire.errors import TlsRefused
 
-LIMIT_S = 1.0
+LIMIT_S = 3.0
 RECEIVED_BYTES = 1 << 14
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
 

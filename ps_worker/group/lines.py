@@ -26,7 +26,7 @@ from ps_worker.process import after_fork
 START_LIMIT_S = 60.0  # until all ranks that have met are connected
 LOOK_S = 0.5  # between two looks at the group, while this rank waits
 PAUSE_S = 0.005  # between two looks at the store
-HELLO_LIMIT_S = 5.0  # until somebody that has connected says who it is
+HELLO_LIMIT_S = 20.0  # until somebody that has connected says who it is
 SECRET = "lines/secret"  # noqa: S105 - a key of the store
 TOKEN_BYTES = 16
 RANK_BYTES = 4

@@ -168,9 +168,9 @@ class CarrierChoice:
             said = self._said.get(shard, self._common)
             self._common = self._common or (name, why)
             self._said[shard] = name, why
-        if said != (name, why):
-            whose = "" if said is None else f" of shard {shard}"
-            self._say(f"data{whose} goes over {name}" + (f" ({why})" if why else ""))
+            if said != (name, why):  # in the order in which they are decided: the common one first
+                whose = "" if said is None else f" of shard {shard}"
+                self._say(f"data{whose} goes over {name}" + (f" ({why})" if why else ""))
 
     def _why(self, taken: Carrier, failed: Mapping[str, PsError]) -> str:
         """Why nothing better was taken; empty: there is nothing better."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ps_server.coordinator.snapshots.durability import Durability
+from ps_worker.transport import carrier_choice
 from tests.component.service import Cluster, LoopThread
 
 torch.set_num_threads(1)
@@ -44,6 +45,12 @@ def cluster(loop_thread: LoopThread, shared: list[Cluster]) -> Iterator[Cluster]
     shared.append(made)
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def _greeted_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that gets no turn for a while is no reason to take another carrier, or to copy weights."""
+    monkeypatch.setattr(carrier_choice, "GREET_LIMIT_S", 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 import ps_worker as ps
+from ps_lab.cluster.ports import free_ports
 from ps_lab.status.observer import ask
 from ps_lab.status.status import Status
 from ps_server.coordinator.coordinator import Coordinator
@@ -129,6 +130,8 @@ class Cluster:
         return ",".join(self._address(index) for index in range(self._num_shards))
 
     def _start(self, index: int, port: int = 0) -> tuple[QuietServer, Any]:
+        if not index and not port:  # one that the kernel picks could be another's by the next start
+            (port,) = free_ports(1)
         more = dict(self._options)
         if "state_dir" in more:
             more["state_dir"] = Path(str(more["state_dir"]).format(shard=index))

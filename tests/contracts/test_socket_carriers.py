@@ -22,6 +22,7 @@ import torch
 import ps_worker as ps
 from ps_server.rpc import greeting
 from ps_server.shard.shard import Shard
+from ps_server.shard.traffic import Refused
 from ps_server.shard.transport import socket_connection, socket_server
 from ps_wire.errors import FrameTooLarge, StrangerRefused
 from ps_wire.frames import frame as wire
@@ -96,13 +97,13 @@ def test_a_stranger_who_is_slow_is_closed_and_counted(in_job: Any, monkeypatch: 
 
     def test(bench: Bench) -> None:
         monkeypatch.setattr(socket_connection, "HELLO_LIMIT_S", 0.2)  # the job's worker has said its own
-        before = bench.shard.refused_frames
+        before = bench.shard.refusals()[Refused.CONNECTION]
         client = bench.connection()
         with contextlib.suppress(OSError):  # on a busy machine it is closed already
             client.send(b"P")
         client.socket.settimeout(LIMIT_S)
         assert client.receive() is None
-        assert bench.shard.refused_frames == before + 1
+        assert bench.shard.refusals()[Refused.CONNECTION] == before + 1
 
     in_job(test)
 
@@ -117,12 +118,15 @@ def test_strangers_are_few_and_the_oldest_goes_for_a_newcomer(
 
     def test(bench: Bench) -> None:
         members = [bench.ready() for _ in range(3)]
-        refused, those = bench.shard.refused_frames, bench.server.shards[0].sockets.strangers[carrier]
+        refused, those = (
+            bench.shard.refusals()[Refused.CONNECTION],
+            bench.server.shards[0].sockets.strangers[carrier],
+        )
         first, second = (bench.connection() for _ in range(2))
         until(lambda: len(those) == 2)
         third = bench.connection()
         assert first.receive() is None
-        assert bench.shard.refused_frames == refused + 1
+        assert bench.shard.refusals()[Refused.CONNECTION] == refused + 1
         assert bench.ready() not in members
         assert second.receive() is None
         until(lambda: len(those) == 1)
@@ -342,8 +346,11 @@ def test_a_server_that_stops_frees_everything(carrier: str, monkeypatch: pytest.
         DOORS[carrier](address, "127.0.0.1:1", LIMIT_S)
 
 
-def test_what_a_stopping_server_has_queued_is_sent_first(carrier: str, its_server: Cluster):
+def test_what_a_stopping_server_has_queued_is_sent_first(
+    carrier: str, its_server: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     """Replies to one who reads late, then the end of the stream."""
+    monkeypatch.setattr(socket_connection, "CLOSE_LIMIT_S", LIMIT_S)
 
     def test(bench: Bench) -> None:
         client = bench.ready()

@@ -23,7 +23,7 @@ from .schedule import Act, Event, Round
 from .trainer import OVER
 from .world import World, place_of
 
-ROUND_LIMIT_S = 200.0  # for its workers to end; what a fault waits for has 40 s
+ROUND_LIMIT_S = 400.0  # for its workers to end; what a fault waits for has 40 s
 TRIES = 3  # of shard 1 to reach shard 0, until it does again
 AGAIN = 75  # how a worker ends that is to be started again
 LIVENESS = limits.text(  # else a silent peer is noticed after 15 s, or after 25

@@ -29,3 +29,7 @@ def install() -> None:
         known = importlib.import_module(module)
         assert hasattr(known, constant), name
         setattr(known, constant, tuple(value) if isinstance(value, list) else value)
+
+
+MAPPED = environment(ps_worker__transport__carrier_choice__GREET_LIMIT_S=280.0)
+"""For a process whose weights are to be mapped, however late a shard is."""

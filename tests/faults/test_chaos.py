@@ -68,7 +68,7 @@ def test_the_same_holds_where_networks_are_slow_and_cut(spawn: Start) -> None:
     words += ["--without", "silence", "--without", "loss"]  # the next test has those
     environment = {**apart.ENVIRONMENT, chaos.INSIDE: "1"}
     ended = spawn(*apart.command("tests.faults.chaos", *words), **environment)
-    assert ended.wait_end(280.0) == 0, ended.text
+    assert ended.wait_end(500.0) == 0, ended.text
     assert "1 rounds with networks of their own held" in ended.text
 
 
@@ -83,7 +83,7 @@ def test_the_same_holds_where_packets_of_a_worker_only_vanish(spawn: Start) -> N
     words += itertools.chain.from_iterable(("--without", str(kind)) for kind in others)
     environment = {**apart.ENVIRONMENT, chaos.INSIDE: "1"}
     ended = spawn(*apart.command("tests.faults.chaos", *words), **environment)
-    assert ended.wait_end(280.0) == 0, ended.text
+    assert ended.wait_end(500.0) == 0, ended.text
     assert "faults: 1 loss worker, 1 silence worker" in ended.text
 
 

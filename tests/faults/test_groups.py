@@ -16,7 +16,7 @@ from tests.until import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
 
-LEASE, SHORT_LEASE = "60", "4"  # a rank that is silent for half of it ends its group: the latter to see that
+LEASE, SHORT_LEASE = "60", "12"  # a rank that is silent for half of it ends its group: the latter to see that
 FOREVER = "1000000"
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.integration.servers import until
 
 from .controller import Faults, Stop
 from .points import POINTS
+from .trainer import OVER
 from .world import STEPS, World
 
 pytestmark = [pytest.mark.integration, pytest.mark.fault]
@@ -69,19 +71,24 @@ def arm(faults: Faults, point: str, victim: int, step: int) -> Stop:
 
 @pytest.mark.parametrize("world", ["bsp", "ssp:1"], indirect=True)
 def test_law_14_wherever_workers_are_killed_the_others_go_on_within_their_lease(
-    world: World, faults: Faults
+    world: World, faults: Faults, tmp_path: Path
 ) -> None:
-    """One worker for every point that is one worker's alone, each killed there with SIGKILL, in one job."""
+    """One worker for every point that is one worker's alone, each killed there with SIGKILL, in one job.
+
+    Which lasts until all are: one that was late, and evicted before, comes to its point when it is back.
+    """
+    over = tmp_path / "over"
     victims = dict(enumerate(OF_ONE, start=1))
     size = f"{len(victims) + 1}"
     stops = {worker: arm(faults, point, worker, step=2) for worker, point in victims.items()}
-    processes = {worker: world.begin(worker, size) for worker in victims}
-    other = world.begin(0, size)
+    processes = {worker: world.begin(worker, size, extra={OVER: str(over)}) for worker in victims}
+    other = world.begin(0, size, extra={OVER: str(over)})
     for _ in stops:
         stop = faults.next_stop()
         (worker,) = [worker for worker in stops if stops[worker] is stop]
         processes[worker].signal(signal.SIGKILL)
         stop.go()
+    over.touch()
     assert other.wait_end() == 0
     status = world.servers.status(world.job)
     assert status is not None

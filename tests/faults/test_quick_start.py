@@ -37,7 +37,8 @@ def test_digits_goes_on_when_each_shard_is_killed_and_started_again(
     options = ("--servers", servers.option, "--job", job, "--num-workers", "2")
     stops = [faults.arm("worker 0", "worker before a push is queued", since=step) for step in STANDS]
     command = ("ps-worker", *options, DIGITS, "--epochs", str(EPOCHS))
-    workers = [spawn(*command, **faults.environment("worker 0")), spawn(*command)]
+    patient = {"PS_RETRY_LIMIT": f"{LIMIT_S:g}"}  # a server that starts on a busy machine is away for long
+    workers = [spawn(*command, **patient, **faults.environment("worker 0")), spawn(*command, **patient)]
     old: set[Path] = set()
     for shard, stop in enumerate(stops):
         until(lambda before=old: manifests(folder) - before, "there is a snapshot")

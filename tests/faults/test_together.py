@@ -16,7 +16,7 @@ from ps_lab.snapshots import calls as snapshot_calls
 from ps_wire.access.access import OPEN
 from tests.integration.processes import Process, Start
 from tests.integration.servers import Servers, fresh_job
-from tests.until import until
+from tests.until import LIMIT_S, until
 
 from . import called
 
@@ -35,7 +35,7 @@ class Run:
     folder: Path
     consistency: str
     size: str
-    lease: str = "60"  # nobody is evicted who is not to be
+    victim: int | None = None  # who is to be evicted soon, and nobody else
     job: str = field(default_factory=fresh_job)
     workers: dict[int, Process] = field(default_factory=dict)
     _pipes: dict[int, int] = field(default_factory=dict)
@@ -50,8 +50,10 @@ class Run:
             self.workers[worker] = self.spawn(
                 "ps-worker",
                 *("--servers", self.servers.option, "--job", self.job, "--consistency", self.consistency),
-                *("--num-workers", self.size, "--worker", str(worker), "--lease", self.lease),
+                *("--num-workers", self.size, "--worker", str(worker)),
+                *("--lease", "4" if worker == self.victim else "60"),
                 *(SCRIPT, str(record), *map(str, stand or ())),
+                PS_RETRY_LIMIT=f"{LIMIT_S:g}",
             )
 
     def go(self, worker: int) -> None:
@@ -155,7 +157,7 @@ def runs(spawn: Start, cluster: Servers, tmp_path: Path, consistency: str) -> It
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_one_is_killed_in_an_epoch_that_ends_with_a_call(runs, num_workers: int) -> None:
     """What it leaves of its share is another's, who takes more steps in that epoch than the rest."""
-    run = runs(str(num_workers), lease="4")
+    run = runs(str(num_workers), victim=num_workers - 1)
     run.begin(*[None] * (num_workers - 1), (1, 3))
     run.workers[num_workers - 1].wait_line("stands")
     run.workers[num_workers - 1].kill()
@@ -178,7 +180,7 @@ def test_one_joins_in_an_epoch_that_ends_with_a_call(runs, num_workers: int) -> 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_one_joins_again_in_an_epoch_that_ends_with_a_call(runs, num_workers: int, who: int) -> None:
     """As one that joins; as worker 0 it has the rate of the steps that follow."""
-    run = runs(str(num_workers), lease="4")
+    run = runs(str(num_workers), victim=who)
     run.begin(*[(1, 3) if worker == who else (1, 5) for worker in range(num_workers)])
     run.workers[who].wait_line("stands")
     run.workers[who].signal(signal.SIGSTOP)

@@ -52,11 +52,11 @@ def test_waiting_says_who_is_missing_and_ends_at_the_start_limit(
     )
     job = fresh_job()
     options = ("--servers", cluster.option, "--job", job, "--num-workers", "3", "--worker", "0")
-    worker = spawn("ps-worker", *options, str(script), PS_START_LIMIT="5")
+    worker = spawn("ps-worker", *options, str(script), PS_START_LIMIT="20")
     worker.wait_line("worker 0: waiting for workers 1, 2 to join")
     code, line = ended(worker)
     assert code == 69
-    assert f"StartLimitExceeded: job {job} did not start within 5 s (PS_START_LIMIT); waiting for " in line
+    assert f"StartLimitExceeded: job {job} did not start within 20 s (PS_START_LIMIT); waiting for " in line
     assert line.endswith("workers 1, 2 to join")
     cluster.wait_state(job, None)  # nobody is left and nothing has begun: it is forgotten
 

@@ -11,7 +11,7 @@ import torch
 
 from ps_wire.errors import PipelineError
 from ps_worker.memory.os_memory import can_overlay
-from tests.faults import apart
+from tests.faults import apart, limits
 from tests.faults.links import refusal
 from tests.until import until
 
@@ -162,7 +162,9 @@ def test_a_stage_has_memory_for_its_own_parameters_alone_and_for_no_others_when_
     """Whatever the size of the model; one command starts both, which share what they import."""
     script = tmp_path / "spare.py"
     script.write_text(SPARE)
-    stages = spawn(*cluster.worker(), "--nproc", "2", "--pipeline-stages", "2", str(script), str(ROOT))
+    stages = spawn(
+        *cluster.worker(), "--nproc", "2", "--pipeline-stages", "2", str(script), str(ROOT), **limits.MAPPED
+    )
     assert stages.wait_end() == 0, stages.text
     assert re.findall("resident (.*)", stages.text) == ["1 1 True"] * 2
 

@@ -40,7 +40,7 @@ def test_one_server_of_two_that_is_not_there_is_named(cluster: Servers) -> None:
     """The address of the one that does not answer is in the message, and a fact of the error."""
     (port,) = free_ports(1)
     with pytest.raises(errors.ServerUnreachable, match=f"server 127.0.0.1:{port}") as refused:
-        join(f"{cluster.addresses[0]},127.0.0.1:{port}", fresh_job(), connect_limit=5.0)
+        join(f"{cluster.addresses[0]},127.0.0.1:{port}", fresh_job(), connect_limit=20.0)
     assert refused.value.facts["address"] == f"127.0.0.1:{port}"
     assert refused.value.exit_code == 69
 

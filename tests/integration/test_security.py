@@ -60,7 +60,7 @@ def worker(
     paths = {"PS_TLS_DIR": tls_dir, "PS_TOKEN_FILE": token}
     environment = {name: str(path) for name, path in paths.items() if path is not None}
     script = str(files / "train.py")
-    return spawn("ps-worker", "--servers", servers, *options, script, PS_CONNECT_LIMIT="20", **environment)
+    return spawn("ps-worker", "--servers", servers, *options, script, PS_CONNECT_LIMIT="60", **environment)
 
 
 def test_a_job_trains_over_tls_with_a_token_and_no_log_shows_it(spawn: Start, files: Path) -> None:

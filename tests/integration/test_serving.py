@@ -67,7 +67,7 @@ def test_a_worker_waits_for_shards_within_its_connect_limit(spawn: Start) -> Non
     for port in ports:
         wait_health(f"127.0.0.1:{port}", SERVING, "liveness")
     with pytest.raises(ServerNotReady, match="not registered with the coordinator yet: 1") as refused:
-        join(servers, fresh_job(), connect_limit=5.0)
+        join(servers, fresh_job(), connect_limit=20.0)
     assert refused.value.exit_code == 69
 
 

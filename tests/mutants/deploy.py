@@ -303,7 +303,7 @@ MUTANTS = (
     Mutant(
         name="ports: one process has the same twice",
         file=PORTS,
-        text="port not in self._chosen and ",
+        text="port in self._chosen or ",
         fault="",
         tests=OF_PORTS,
     ),
@@ -317,8 +317,28 @@ MUTANTS = (
     Mutant(
         name="ports: what is given out anew stays locked",
         file=PORTS,
-        text="                    fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, port)\n",
-        fault="                    pass\n",
+        text="            self._release(port)\n        self._chosen",
+        fault="            pass\n        self._chosen",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: whose it is, is looked at while it is bound",
+        file=PORTS,
+        text="""            if port in self._chosen or not self._claim(port):
+                continue
+            if self._is_free(port):
+""",
+        fault="""            if port in self._chosen:
+                continue
+            if self._is_free(port) and self._claim(port):
+""",
+        tests=OF_PORTS,
+    ),
+    Mutant(
+        name="ports: one that somebody listens on stays locked",
+        file=PORTS,
+        text="                self._release(port)\n        return",
+        fault="                pass\n        return",
         tests=OF_PORTS,
     ),
     Mutant(

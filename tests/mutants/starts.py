@@ -2,6 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
+FORK_SERVER = "tests/unit/ps_lab/cluster/test_fork_server.py"
 STARTS = "tests/faults/test_starts.py"
 LONG_ORDERS = "tests/component/members/test_long_orders.py"
 RESTARTS = "tests/faults/test_restarts.py"
@@ -15,6 +16,22 @@ LATE = (
 CALLS = "tests/component/connections/test_interrupted_calls.py"
 
 MUTANTS = (
+    Mutant(
+        name="starts: a fork server that is late is an error of the system's",
+        file="ps_lab/cluster/fork_server.py",
+        text="                if isinstance(error, TimeoutError):\n",
+        fault="                if False:\n",
+        tests=(f"{FORK_SERVER}::test_a_fork_server_that_does_not_start_in_time_is_named",),
+    ),
+    Mutant(
+        name="starts: the service in a worker's process ends while a call is on its way",
+        file="ps_server/process/in_process.py",
+        text="""        with self._lock:
+            self._servicer = None
+""",
+        fault="        self._servicer = None\n",
+        tests=("tests/unit/ps_server/process/test_in_process.py",),
+    ),
     Mutant(
         name="starts: hooks on modules import the compiler in the first step of every worker",
         file="ps_wire/process/late_dynamo.py",

@@ -8,7 +8,7 @@ import pytest
 
 from tests import anew
 
-STANDS = "import time\ndef stands():\n    time.sleep(1000)\nprint('up', flush=True)\nstands()"
+STANDS = "import time\ndef stands():\n    print('up', flush=True)\n    time.sleep(1000)\nstands()"
 
 
 def test_how_a_process_ended_is_told() -> None:
@@ -18,7 +18,7 @@ def test_how_a_process_ended_is_told() -> None:
 
 def test_one_that_does_not_end_says_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit_s in (1.0, 10.0, 100.0):  # it may not be up so soon
-        monkeypatch.setattr(anew, "LIMIT_S", limit_s)
+        monkeypatch.setattr(anew, "ANEW_LIMIT_S", limit_s)
         with pytest.raises(AssertionError) as failed:
             anew.run_anew("-S", "-c", STANDS)
         if "up" in (said := str(failed.value)).splitlines():

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.left_behind import unchanged
+from tests.until import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SOFT, HARD = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -107,7 +108,7 @@ def test_it_is_looked_at_behind_each_test(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
     assert "2 passed, 1 error" in run.stdout, run.stdout

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.until import LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 RACE = '''
@@ -56,7 +58,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
 

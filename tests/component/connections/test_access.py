@@ -151,6 +151,7 @@ def test_who_has_not_both_is_refused_at_once_and_told_what_is_missing(
         status_of(guarded, access)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_with_certificates_a_server_without_tls_is_named(one_shard: Cluster, files: Path):
     with pytest.raises(TlsRefused, match="does not speak TLS: start it with --tls-dir"):
         ps.connect(servers=one_shard.servers, tls_dir=str(files / "ours" / "worker"))

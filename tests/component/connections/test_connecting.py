@@ -18,8 +18,7 @@ from ps_wire.frames.carrier import MEMORY
 from ps_wire.v1 import shard_pb2
 from ps_worker.transport.connection import Connection
 from tests.component.service import Cluster, run_workers
-
-LIMIT_S = 20.0
+from tests.until import LIMIT_S
 
 
 class Service:

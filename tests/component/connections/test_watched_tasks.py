@@ -133,6 +133,8 @@ def test_a_bug_on_a_thread_of_a_worker_ends_its_waits_by_name(
                 mailbox = room.mailboxes[0, link_of(worker).incarnation]
                 on_loop(one_shard, lambda: mailbox.put(pb.MemberReply(let_go=pb.LetGo(number=1))))
             until(lambda: f"bug: {thread} ended" in caplog.messages, "it is logged")
+            if thread == "ps-member":  # which is told to the exchanges once it is logged
+                until(lambda: link_of(worker).exchanges.failure is not None, "it is told")
             with pytest.raises(InternalError, match="a bug"):
                 table.push({"w": torch.ones(30)}).result(LIMIT_S)
 

@@ -11,8 +11,8 @@ import torch
 
 import ps_server.coordinator.readers
 import ps_server.coordinator.state_store
+import ps_server.shard.table.cuts
 import ps_worker as ps
-from ps_server.coordinator.readers import CUT_LIMIT_S
 from ps_server.shard.job import ShardJob
 from ps_wire.errors import JobUnknown, TableMismatch
 from tests.component.interrupting import interrupted_at, sgd
@@ -238,6 +238,14 @@ def entries_of(cluster: Cluster, job: str) -> list[ShardJob]:
     return [entry for server in cluster.shards for entry in server.shard.jobs() if entry.name == job]
 
 
+@pytest.fixture
+def _long_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut that nobody ends is there for long: whoever reads sooner has not waited for its limit."""
+    monkeypatch.setattr(ps_server.coordinator.readers, "CUT_LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(ps_server.shard.table.cuts, "HOLD_LIMIT_S", LIMIT_S)
+
+
+@pytest.mark.usefixtures("_long_cuts")
 @pytest.mark.parametrize("first", [0, 1])
 def test_wherever_ctrl_c_lands_in_a_read_the_next_one_reads(cluster: Cluster, first: int):
     """At once: the cut that was broken off has ended before."""
@@ -253,7 +261,7 @@ def test_wherever_ctrl_c_lands_in_a_read_the_next_one_reads(cluster: Cluster, fi
             while interrupted:
                 read = seeded(Mlp, 1)
                 interrupted = interrupted_at(line, lambda read=read: reader.read(read))
-                assert reader.read(read, limit_s=CUT_LIMIT_S / 2).version == 1
+                assert reader.read(read, limit_s=LIMIT_S / 2).version == 1
                 assert_same(read, model)
                 line += 2
         worker.finish()
@@ -263,6 +271,7 @@ def test_wherever_ctrl_c_lands_in_a_read_the_next_one_reads(cluster: Cluster, fi
     assert lines > 100
 
 
+@pytest.mark.usefixtures("_long_cuts")
 def test_after_ctrl_c_in_a_read_another_table_can_be_read(cluster: Cluster):
     """One that the reader has not asked for yet: the coordinator takes no question within a cut."""
     job = fresh_name()
@@ -278,7 +287,7 @@ def test_after_ctrl_c_in_a_read_another_table_can_be_read(cluster: Cluster):
                 interrupted = interrupted_at(
                     line, lambda reader=reader, read=read: reader.read(read), inside="_try_cut"
                 )
-                reader.read(Holder(), table=1, limit_s=CUT_LIMIT_S / 2)
+                reader.read(Holder(), table=1, limit_s=LIMIT_S / 2)
             line += 1
         worker.finish()
         return line

@@ -15,6 +15,7 @@ import ps_worker as ps
 from tests.component.models import Mlp, loss_of
 from tests.component.reference import assert_same, batch, check, seeded
 from tests.component.service import Cluster, run_workers, together
+from tests.until import LIMIT_S
 
 EACH = ps.BucketOptions(bucket_bytes=0, first_bucket_bytes=0)  # every parameter is a bucket
 STEPS = 4
@@ -161,7 +162,7 @@ def replicas_of_gan(num_workers: int) -> Pair:
     def average() -> None:
         means[:] = [sum(rest, start=one) / num_workers for one, *rest in zip(*given, strict=True)]
 
-    all_here = threading.Barrier(num_workers, average, 30)
+    all_here = threading.Barrier(num_workers, average, LIMIT_S)
 
     def hook(rank: int) -> Callable[..., None]:
         def before(optimizer: torch.optim.Optimizer, *_: object) -> None:

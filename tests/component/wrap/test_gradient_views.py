@@ -182,7 +182,7 @@ def test_over_tcp_a_step_returns_before_weights_are_here_and_after_gradients_are
 
         def waiting(partitions: Any = None) -> None:
             if partitions is None:  # else of a bucket, before the next gradients are copied
-                assert came.wait(60.0)
+                assert came.wait(LIMIT_S)
                 with kept:
                     exchange.in_flight.wait_free = wait_free
                 for frame in acks:

@@ -12,7 +12,7 @@ import pytest
 
 from ps_server.lanes import Lanes
 from ps_wire.errors import ServerNotReady
-from tests.until import LIMIT_S
+from tests.until import LIMIT_S, until
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def test_what_was_given_is_done_though_nobody_waits_for_it(lanes: Lanes) -> None
     go.set()
     over.result(LIMIT_S)
     assert done == [1]
+    until(lambda: not lanes._waiting, "its thread has put it away")
     assert lanes.pending() == []
 
 

@@ -15,6 +15,7 @@ from ps_lab.bench import link as links
 from ps_lab.bench.children.throttled_link import BURST_S, CHUNK_BYTES, LEAST_CHUNKS, Bandwidth, ThrottledLink
 from ps_lab.bench.link import parse_link
 from ps_lab.cluster.network import Link
+from ps_lab.cluster.ports import free_ports
 from ps_wire.errors import UsageError
 from tests.until import LIMIT_S
 
@@ -102,11 +103,10 @@ def test_who_sends_more_than_the_link_holds_waits(target: socket.socket) -> None
             near.sendall(b"x" * (holds + in_systems_buffers))
 
 
-def test_a_target_that_is_gone_ends_the_connection(target: socket.socket) -> None:
+def test_a_target_that_is_gone_ends_the_connection() -> None:
     link = ThrottledLink(bytes_per_s=math.inf, delay_s=0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = target.getsockname()
-        target.close()
+        address = ("127.0.0.1", free_ports(1)[0])
         threading.Thread(target=link.serve, args=(listener, address), daemon=True).start()
         with socket.create_connection(listener.getsockname(), timeout=LIMIT_S) as near:
             assert near.recv(1) == b""

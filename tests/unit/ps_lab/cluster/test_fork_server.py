@@ -19,6 +19,7 @@ from ps_lab.cluster.child import Child
 from ps_lab.cluster.cluster import command_path
 from ps_lab.cluster.fork_server import Forked, ForkServer
 from ps_lab.cluster.process_handle import ProcessHandle
+from ps_wire.errors import StartLimitExceeded
 from tests.until import LIMIT_S
 
 from .gone import wait_gone
@@ -274,6 +275,16 @@ fork_server.main(theirs.detach(), os.getppid())
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
+def test_a_fork_server_that_does_not_start_in_time_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fork_server, "START_LIMIT_S", 0.01)
+    server = ForkServer("import time; time.sleep(1000)")
+    with pytest.raises(StartLimitExceeded, match=r"ps-server did not start within 0\.01 s: "):
+        server.start(["ps-server"], os.environ)
+    assert server._process is not None
+    server._process.kill()
+    server.close()
 
 
 def test_a_request_that_is_too_large_is_refused():

@@ -81,6 +81,33 @@ def test_what_one_process_has_chosen_no_other_chooses_while_it_runs(file: Path) 
     assert set(chooser.choose(20)) == theirs, "of one that has ended they are free again"
 
 
+def test_only_who_has_a_port_looks_whether_it_is_free_and_keeps_it_if_it_is(file: Path) -> None:
+    """To look is to bind it for a moment: a server whose port it is could not, meanwhile."""
+    mine = set(of_few(file).choose(len(FEW) - 2))
+    others = (
+        "import sys; from pathlib import Path; from ps_lab.cluster.ports import PortChooser\n"
+        "from ps_wire.errors import Unavailable\n"
+        "looked = []\n"
+        "look = lambda port: looked.append(port)\n"  # and says that somebody listens
+        "chooser = PortChooser(Path(sys.argv[1]), range(int(sys.argv[2])), look)\n"
+        "try: chooser.choose(1)\n"
+        "except Unavailable: print(*looked, flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", others, str(file), str(FEW.stop)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        looked = {int(port) for port in process.stdout.readline().split()}
+        left = set(FEW) - mine
+        assert looked == left
+        assert in_another_process(file, 2) == left  # which the one that found them taken holds no longer
+        process.communicate("\n", timeout=LIMIT_S)
+
+
 def test_once_all_have_been_chosen_they_are_free_for_others_but_for_the_last(file: Path) -> None:
     chooser = of_few(file)
     chooser.choose(40)

@@ -24,7 +24,7 @@ def test_after_a_bug_in_a_look_it_looks_again(
         [ZeroDivisionError("made by the test"), ServerUnreachable("not there"), made_status(job)]
     )
 
-    def ask(*_: object) -> Status:
+    def ask(*_: object, **__: object) -> Status:
         answer = next(answers, made_status(job))
         if isinstance(answer, Exception):
             raise answer

@@ -12,6 +12,7 @@ from importlib import resources
 
 import pytest
 
+from ps_lab.cluster.ports import free_ports
 from ps_lab.top import web
 from ps_lab.top.view import Film
 from ps_lab.top.web import MOST_CLIENTS, WebServer, serve
@@ -131,7 +132,7 @@ def test_ctrl_c_ends_it_in_order():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        serve(moments(), "127.0.0.1", 0, say=said.append)
+        serve(moments(), "127.0.0.1", free_ports(1)[0], say=said.append)
     (url,) = said
     port = int(re.search(r":(\d+)/", url)[1])
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S):  # noqa: PT011

@@ -37,7 +37,7 @@ class Clock:
 
 
 async def test_all_are_answered_when_the_last_has_come() -> None:
-    meetings = Meetings()
+    meetings = Meetings(Clock())
     waiting = asyncio.create_task(meetings.meet("job", 0, guest(1), wait_s=60))
     await asyncio.sleep(0)
 
@@ -49,21 +49,21 @@ async def test_all_are_answered_when_the_last_has_come() -> None:
 
 
 async def test_who_is_missing_is_named_with_the_hosts_of_those_who_came() -> None:
-    meeting = await Meetings().meet("job", 0, guest(1, size=4), wait_s=0)
+    meeting = await Meetings(Clock()).meet("job", 0, guest(1, size=4), wait_s=0)
 
     assert not meeting.complete.is_set()
     assert meeting.missing() == "rank 0, 2, 3 of 4; here: rank 1 on host1"
 
 
 async def test_workers_and_jobs_meet_by_themselves() -> None:
-    meetings = Meetings()
+    meetings = Meetings(Clock())
     for job, worker in (("a", 0), ("a", 1), ("b", 0)):
         meeting = await meetings.meet(job, worker, guest(0), wait_s=0)
         assert not meeting.complete.is_set()
 
 
 async def test_two_live_processes_with_one_rank_are_refused_and_the_first_is_named() -> None:
-    meetings = Meetings()
+    meetings = Meetings(Clock())
     await meetings.meet("job", 0, guest(1, host="first"), wait_s=0)
 
     with pytest.raises(WorkerNumberTaken, match="a live process on first is rank 1"):
@@ -109,7 +109,7 @@ async def test_one_that_comes_to_a_group_that_trains_is_told_so_and_refused_when
 
 
 async def test_ranks_of_groups_of_different_size_are_refused() -> None:
-    meetings = Meetings()
+    meetings = Meetings(Clock())
     await meetings.meet("job", 0, guest(0, size=4), wait_s=0)
 
     with pytest.raises(JobMismatch, match="group of 2, and rank 0 on host0 of one of 4"):
@@ -117,7 +117,7 @@ async def test_ranks_of_groups_of_different_size_are_refused() -> None:
 
 
 async def test_a_group_that_starts_again_meets_anew() -> None:
-    meetings = Meetings()
+    meetings = Meetings(Clock())
     await meetings.meet("job", 0, guest(0), wait_s=0)
     first = await meetings.meet("job", 0, guest(1), wait_s=0)
 
@@ -145,7 +145,7 @@ async def test_meetings_are_bounded_and_forgotten_when_nobody_asks_any_more() ->
 async def test_the_ranks_of_a_job_that_meet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are spread over its groups; who is there may ask again."""
     monkeypatch.setattr("ps_server.coordinator.meetings.MAX_RANKS", 4)
-    meetings = Meetings()
+    meetings = Meetings(Clock())
     for worker, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
         await meetings.meet("job", worker, guest(rank, size=3), wait_s=0)
 
@@ -159,7 +159,7 @@ async def test_the_ranks_of_a_job_that_meet_are_bounded(monkeypatch: pytest.Monk
 async def test_groups_of_no_more_jobs_meet_than_a_service_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may name any job names no more of them than that."""
     monkeypatch.setattr("ps_server.coordinator.meetings.MAX_JOBS", 2)
-    meetings = Meetings()
+    meetings = Meetings(Clock())
     for job in ("a", "b", "a"):
         await meetings.meet(job, 0, guest(0), wait_s=0)
 
@@ -188,4 +188,4 @@ def test_what_no_rank_says_of_itself_is_refused(given: dict[str, object]) -> Non
 
 async def test_a_worker_of_an_impossible_number_is_refused() -> None:
     with pytest.raises(UsageError, match="numbered from 0"):
-        await Meetings().meet("job", MAX_WORKER, guest(0), wait_s=0)
+        await Meetings(Clock()).meet("job", MAX_WORKER, guest(0), wait_s=0)

@@ -11,6 +11,7 @@ import pytest
 
 from ps_server.coordinator.coordinator import Coordinator
 from ps_server.coordinator.snapshots.saved_jobs import SavedJobs
+from ps_server.rpc import complaints
 from ps_server.rpc.complaints import MAX_LINES, Complaints
 from ps_server.shard.shard import Shard
 from ps_wire.errors import MemoryLimitExceeded, PsError
@@ -25,6 +26,12 @@ from tests.unit.ps_server.shard.admitted import shard_with
 from tests.until import LIMIT_S
 
 CALLS = 5 * MAX_LINES
+
+
+@pytest.fixture(autouse=True)
+def _one_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls of a test are made in it, however busy the machine is."""
+    monkeypatch.setattr(complaints, "WINDOW_S", LIMIT_S)
 
 
 async def _worker() -> AsyncIterator[pb.MemberRequest]:

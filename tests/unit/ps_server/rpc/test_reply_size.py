@@ -17,6 +17,7 @@ from ps_wire.v1 import spec_pb2
 from tests.unit.ps_server.desk import table
 from tests.unit.ps_server.fleets import fleet_of
 from tests.unit.ps_server.shard.admitted import shard_with
+from tests.until import LIMIT_S
 
 MOST_BYTES = 10_000
 
@@ -66,7 +67,8 @@ async def test_status_and_tables_of_a_job_of_many_workers_are_cut(
 
     async def worker() -> Any:
         wanted = spec_pb2.Job(name="a", consistency="bsp", num_workers=200)
-        yield pb.MemberRequest(join=pb.Join(protocol=PROTOCOL, job=wanted, host="h" * 255, pid=1, lease_s=9))
+        join = pb.Join(protocol=PROTOCOL, job=wanted, host="h" * 255, pid=1, lease_s=LIMIT_S)
+        yield pb.MemberRequest(join=join)
         await asyncio.Event().wait()
 
     for _ in range(60):

@@ -85,7 +85,8 @@ def test_who_waits_for_a_rank_that_does_not_come_is_freed_with_its_group(rank: i
         connect(Ranks(rank=rank, size=2), dist.HashStore(), LOOPBACK, ended)
 
 
-def test_who_does_not_know_the_secret_of_the_store_gets_no_line() -> None:
+def test_who_does_not_know_the_secret_of_the_store_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELLO_LIMIT_S", LIMIT_S)
     store: Any = dist.HashStore()
     leader: list[RankLines] = []
     thread = threading.Thread(target=lambda: leader.append(connect(Ranks(rank=0, size=2), store, LOOPBACK)))

@@ -54,6 +54,7 @@ def test_wherever_ctrl_c_lands_on_the_way_in_or_out_another_thread_may_enter():
     assert number
 
 
+@pytest.mark.usefixtures("uncollected")
 def test_whenever_a_signal_comes_another_thread_may_enter():
     """Also between two instructions of a line: signals come at any time, thousands of them."""
     inside = OneThread()
@@ -66,7 +67,7 @@ def test_whenever_a_signal_comes_another_thread_may_enter():
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        for _ in range(2000):
+        for number in range(2000):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 20e-6)
                 for _ in range(100):
@@ -76,7 +77,8 @@ def test_whenever_a_signal_comes_another_thread_may_enter():
                     time.sleep(LIMIT_S)
             except KeyboardInterrupt:
                 pass
-            assert elsewhere(inside) == "", f"after {came} signals"
+            if number % 20 == 19:  # what a signal has left stays, and a thread for each would take long
+                assert elsewhere(inside) == "", f"after {came} signals"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
