@@ -170,7 +170,8 @@ def test_loader_processes_of_every_kind_train_and_end(cluster: Servers, spawn: S
     script.write_text(TRAIN)
     process = spawn(*options_of(cluster, fresh_job()), str(script))
     assert process.wait_end() == 0, process.text
-    printed = [line for line in process.lines if " steps " in line]
+    said = ("data goes over", "waiting for", "weights are copied")  # the latter two on a busy machine
+    printed = [line for line in process.lines if not any(it in line for it in said)]
     assert printed == ["fork steps 16", "fork steps 32", "spawn steps 48", "forkserver steps 64"]
 
 
