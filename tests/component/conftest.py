@@ -48,9 +48,14 @@ def cluster(loop_thread: LoopThread, shared: list[Cluster]) -> Iterator[Cluster]
 
 
 @pytest.fixture(autouse=True)
-def _greeted_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that gets no turn for a while is no reason to take another carrier, or to copy weights."""
-    monkeypatch.setattr(carrier_choice, "GREET_LIMIT_S", 60.0)
+def _greeted_late() -> Iterator[None]:
+    """A shard that gets no turn for a while is no reason to take another carrier, or to copy weights.
+
+    Not by a test's own `monkeypatch`: what a test has put into a service is taken out before `_jobs` ends.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier_choice, "GREET_LIMIT_S", 60.0)
+        yield
 
 
 @pytest.fixture(autouse=True)
