@@ -127,18 +127,11 @@ class ForkServer:
                         control, [_LENGTH.pack(len(request))], [watcher.fileno(), child_reads, writing]
                     )
                     control.sendall(request)
-                link.settimeout(START_LIMIT_S)
-                pid = int(_line(link))
-                link.settimeout(None)
-            except BaseException as error:
+                pid = _pid_of_child(link, Path(command[0]).name)
+            except BaseException:
                 for opened in (output, stdin, link):
                     if opened is not None:
                         opened.close()
-                if isinstance(error, TimeoutError):
-                    raise StartLimitExceeded(
-                        f"{Path(command[0]).name} did not start within {START_LIMIT_S:g} s: Python has not "
-                        "imported all that it needs; this machine is too busy, or its memory is full"
-                    ) from None
                 raise
             return Forked(pid, link, output, stdin)
 
@@ -205,6 +198,20 @@ def _is_of_python(command: Sequence[str]) -> bool:
     return program == sys.executable and (
         (len(words) > 0 and words[0].endswith(".py")) or (len(words) > 1 and words[0] == MODULE)
     )
+
+
+def _pid_of_child(link: socket.socket, name: str) -> int:
+    """Waits until the fork server has forked it; `name`: of the command, for people."""
+    link.settimeout(START_LIMIT_S)
+    try:
+        pid = int(_line(link))
+    except TimeoutError:
+        raise StartLimitExceeded(
+            f"{name} did not start within {START_LIMIT_S:g} s: Python has not imported all that it needs; "
+            "this machine is too busy, or its memory is full"
+        ) from None
+    link.settimeout(None)
+    return pid
 
 
 def _line(link: socket.socket) -> bytes:

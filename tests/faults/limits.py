@@ -9,6 +9,8 @@ import importlib
 import json
 import os
 
+from tests.until import LIMIT_S
+
 LIMITS = "FAULTS_LIMITS"  # of the environment
 
 
@@ -31,5 +33,5 @@ def install() -> None:
         setattr(known, constant, tuple(value) if isinstance(value, list) else value)
 
 
-MAPPED = environment(ps_worker__transport__carrier_choice__GREET_LIMIT_S=280.0)
+MAPPED = environment(ps_worker__transport__carrier_choice__GREET_LIMIT_S=LIMIT_S)
 """For a process whose weights are to be mapped, however late a shard is."""

@@ -7,7 +7,6 @@ STARTS = "tests/faults/test_starts.py"
 LONG_ORDERS = "tests/component/members/test_long_orders.py"
 RESTARTS = "tests/faults/test_restarts.py"
 HAND_OFF = "tests/unit/ps_server/shard/test_hand_off.py"
-HAND_OFFS = "tests/unit/ps_server/shard/test_hand_off.py"
 
 LATE = (
     "tests/unit/ps_wire/process/test_late_dynamo.py::test_optimizers_do_without_it_until_it_is_asked_for",
@@ -19,8 +18,8 @@ MUTANTS = (
     Mutant(
         name="starts: a fork server that is late is an error of the system's",
         file="ps_lab/cluster/fork_server.py",
-        text="                if isinstance(error, TimeoutError):\n",
-        fault="                if False:\n",
+        text="    except TimeoutError:\n        raise StartLimitExceeded(",
+        fault="    except ZeroDivisionError:\n        raise StartLimitExceeded(",
         tests=(f"{FORK_SERVER}::test_a_fork_server_that_does_not_start_in_time_is_named",),
     ),
     Mutant(
@@ -156,7 +155,7 @@ MUTANTS = (
         text="    except MemoryLimitExceeded as error:  # the same file fits where there is more\n",
         fault="    except AssertionError as error:\n",
         tests=(
-            f"{HAND_OFFS}::test_what_does_not_fit_into_the_memory_limit_is_kept_for_a_start_with_a_larger_one",
+            f"{HAND_OFF}::test_what_does_not_fit_into_the_memory_limit_is_kept_for_a_start_with_a_larger_one",
         ),
     ),
     Mutant(
