@@ -4,8 +4,8 @@ PY = $(VENV)/bin/python
 # Compiled modules are kept, also where the environment says otherwise: tests and the demo start many processes.
 export PYTHONDONTWRITEBYTECODE =
 
-# One more than cores, since tests of processes wait; each takes 1 GiB. Two more were no faster.
-IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 5 --dist worksteal
+# Two more than cores, since tests of processes wait; each takes 1 GiB.
+IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 ))) --maxprocesses 5 --dist worksteal
 
 # The pure core: its branch coverage is at least 98 %.
 CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \
