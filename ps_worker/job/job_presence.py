@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ps_wire.errors import PsError
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.shard_pb2_calls import ShardCalls
 from ps_worker.exchange.exchanges import Exchanges
@@ -35,6 +36,10 @@ class JobPresence(Protocol):
     @property
     def connections(self) -> Sequence[Connection]:
         """Of this process, in shard order."""
+
+    @property
+    def failure(self) -> PsError | None:
+        """The error that has ended the live incarnation; None: it goes on."""
 
     @property
     def num_shards(self) -> int:

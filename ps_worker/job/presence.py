@@ -195,6 +195,11 @@ class Presence:
         return self._now.connections
 
     @property
+    def failure(self) -> PsError | None:
+        """See `JobPresence`."""
+        return self._now.membership.failure
+
+    @property
     def num_shards(self) -> int:
         """Of the service, once it has connected."""
         return len(self.connections)

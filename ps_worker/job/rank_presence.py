@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ps_wire.errors import UsageError
+from ps_wire.errors import PsError, UsageError
 from ps_wire.frames.carrier import Carrier
 from ps_wire.v1 import coordinator_pb2 as pb
 from ps_wire.v1.shard_pb2_calls import ShardCalls
@@ -131,6 +131,11 @@ class RankPresence:
     def connections(self) -> Sequence[Connection]:
         """See `JobPresence`."""
         return self._connections
+
+    @property
+    def failure(self) -> PsError | None:
+        """See `JobPresence`."""
+        return self.exchanges.failure
 
     @property
     def num_shards(self) -> int:

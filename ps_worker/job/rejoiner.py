@@ -107,6 +107,9 @@ class Rejoiner:
         if joined.rolled_back:
             self._start.check(joined.num_tables)
         self._presence.exchanges.reenter(joined.incarnation)
+        if (failure := self._presence.failure) is not None:  # it came since, and they have just forgotten it
+            self._presence.exchanges.fail(failure)
+            raise failure
         for exchange in self._presence.exchanges:
             exchange.connect(self._presence.connections)
         self._presence.connect()

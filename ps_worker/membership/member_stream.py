@@ -49,7 +49,7 @@ class MemberStream:
         log: Callable[[str], None],
         renews: Callable[[], bool] | None = None,
     ) -> None:
-        """Joins at once.
+        """Does nothing yet: who is told of replies has to know the stream first, and answers over it.
 
         Args:
             service: whose coordinator it talks to.
@@ -82,12 +82,16 @@ class MemberStream:
         self._joined: pb.Joined | None = None
         self._closed = threading.Event()
         self._call: Any = None
-        self.threads = [
+        self.threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Joins, and tells of replies from now on."""
+        for thread in (
             watched.thread("ps-member", self._run, log=logger, failed=self._failed),
             watched.endless_thread("ps-heartbeat", self._beat, log=logger, pause=self._closed.wait),
-        ]
-        for thread in self.threads:
+        ):
             thread.start()
+            self.threads.append(thread)
 
     def say(self, **message: Any) -> None:
         """Says something, in order; it is not lost with a stream."""

@@ -102,6 +102,12 @@ class Membership:
             settings, service, joined=lambda: self.joined, failed=lambda: self._error, log=log
         )
 
+    @property
+    def failure(self) -> PsError | None:
+        """Why the job cannot go on for this incarnation; None: it can."""
+        with self._changed:
+            return self._error
+
     # -- joining ---------------------------------------------------------------------------------------
 
     @waits("the coordinator to let this worker in")
@@ -152,8 +158,9 @@ class Membership:
             log=self._log,
             renews=self._renews,
         )
+        self._stream.start()
         # One that holds the number may be gone, and is waited for as long as its lease may be.
-        self.joined = self._wait("joined", max(settings.connect_limit_s, 2 * settings.lease_s))
+        self._wait("joined", max(settings.connect_limit_s, 2 * settings.lease_s))
 
     # -- tables ----------------------------------------------------------------------------------------
 
@@ -329,6 +336,8 @@ class Membership:
                     self._fail(RolledBack(reply.rolled_back.why, step=reply.rolled_back.step))
                 case "joined" | "upload_final" | "ended" | "left":
                     self._replies[kind] = getattr(reply, kind)
+                    # At once: a failure is handed on from now on, also before `join` comes to return.
+                    self.joined = self._replies.get("joined", self.joined)
             self._changed.notify_all()
 
     def _receive_cut(self, reply: pb.MemberReply) -> None:
@@ -378,9 +387,10 @@ class Membership:
             if self._error is not None:
                 return
             self._error = error
+            has_joined = bool(self.joined.incarnation)
             self._changed.notify_all()
         self.calls.end_wait()
-        if self.joined.incarnation and not self._leaving:
+        if has_joined and not self._leaving:
             self._on_failure(error)
 
     def lose(self, error: ConnectionLost) -> None:

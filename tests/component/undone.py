@@ -62,9 +62,13 @@ class Undone:
             self._taking = Taking(self._cluster.servers, self.job)
             self._taking.wait_fixed()
 
-    def go_back(self) -> None:
+    def wait_taken(self) -> None:
+        """Until the snapshot is there: of who leaves before that its steps are not known."""
         assert self._taking is not None
         self._taking.wait()
+
+    def go_back(self) -> None:
+        self.wait_taken()
         go_back(self._cluster, self._folder, self.job)
 
 

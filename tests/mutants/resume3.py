@@ -18,6 +18,7 @@ DECIDED = (
 )
 STOPS = "tests/component/members/test_stop_job.py::test_who_comes_back_when_the_job_has_ended_may_stop_it"
 STREAMS = "ps_server/coordinator/member_streams.py"
+TAKEN = "tests/component/snapshots/test_snapshots.py"
 
 MUTANTS = (
     Mutant(
@@ -90,6 +91,44 @@ MUTANTS = (
             rounds.let_go()
 """,
         tests=("tests/unit/ps_worker/membership/test_membership.py",),
+    ),
+    Mutant(
+        name="resume3: a stream brings replies before its membership knows it",
+        file="ps_worker/membership/member_stream.py",
+        text="""        self.threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        \"""Joins, and tells of replies from now on.\"""
+""",
+        fault="""        self.threads: list[threading.Thread] = []
+        self._begin()
+
+    def start(self) -> None: ...
+
+    def _begin(self) -> None:
+""",
+        tests=("tests/unit/ps_worker/membership/test_membership.py",),
+    ),
+    Mutant(
+        name="resume3: a failure right behind the word that a worker has joined is handed on to nobody",
+        file="ps_worker/membership/membership.py",
+        text='self.joined = self._replies.get("joined", self.joined)',
+        fault="pass",
+        tests=("tests/unit/ps_worker/membership/test_membership.py",),
+    ),
+    Mutant(
+        name="resume3: what ends an incarnation before its tables begin anew is forgotten",
+        file="ps_worker/job/rejoiner.py",
+        text="if (failure := self._presence.failure) is not None:",
+        fault="if (failure := None) is not None:",
+        tests=("tests/unit/ps_worker/job/test_rejoiner.py",),
+    ),
+    Mutant(
+        name="resume3: who left beyond a cut has used samples in the snapshot that no step of it has",
+        file="ps_server/coordinator/snapshots/attempt.py",
+        text="if self._shares is None and self._may_be_beyond(member):",
+        fault="if False:",
+        tests=(f"{TAKEN}::test_no_sample_is_used_in_a_snapshot_by_a_step_that_it_does_not_have",),
     ),
     Mutant(
         name="resume3: who finishes does not wait for the decision about its last step",

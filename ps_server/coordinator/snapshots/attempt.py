@@ -117,12 +117,23 @@ class SnapshotAttempt:
 
         All that such a one has pushed counts, so it is at the cut as the others are; of one that is evicted
         a push may be missing.
+
+        Who went on beyond the cut has used samples in steps that are not in it. Which they are is known no
+        more once it is gone: before all are at the cut, this one is given up.
         """
+        if self._members.get(member.worker) is not member:
+            return
+        if self._shares is None and self._may_be_beyond(member):
+            self.disturb(CutAborted(f"job {self._job.name}: worker {member.worker} went during the cut"))
         if member.state in IN_ORDER and member.worker in self._writes:
             return
-        if self._members.get(member.worker) is member:
-            del self._members[member.worker]
-            self._changed.set()
+        del self._members[member.worker]
+        self._changed.set()
+
+    def _may_be_beyond(self, member: Member) -> bool:
+        """Whether it may have taken steps that are not in the cut; of one that is evicted it is not known."""
+        cut = max((steps.get(member.worker, 0) for steps in self._steps.values()), default=None)
+        return cut is not None and (member.state not in IN_ORDER or member.steps > cut)
 
     def disturb(self, error: PsError) -> None:
         """Something else has to happen first: the cut is given up, if it is not over."""

@@ -224,9 +224,9 @@ def test_all_who_come_back_to_a_suspended_job_go_on_in_step(one_shard):
 
     def comes(rank):
         with connect(one_shard, job, rank, "bsp", 2) as worker:
+            pair = Tables(worker)
             if rank:
                 came.set()
-            pair = Tables(worker)
             for _ in range(ROUNDS):
                 pair.step(0)
                 pair.step(1)

@@ -375,16 +375,23 @@ def check_joined(runs: list[Run], consistency: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_who_was_evicted_for_long_goes_on_at_the_jobs_epoch_with_its_schedules(one_shard, consistency, rank):
     """As one that was paused for longer than its lease, while the other trained on for some epochs."""
-    job, meeting, runs = fresh_name(), Meeting(), [Run(), Run()]
+    job, meeting, runs, evicted = fresh_name(), Meeting(), [Run(), Run()], threading.Event()
     settings = {"num_workers": 2, "consistency": consistency}
 
     def stays() -> None:
         with connect(one_shard, job, 1 - rank, **settings) as worker:
-            script(worker, runs[0], lambda step: meeting.stays(worker, step))
+
+            def trains_on(step: int) -> None:
+                if step == 4:
+                    assert evicted.wait(LIMIT_S)  # else its own share may be all that it gets
+                meeting.stays(worker, step)
+
+            script(worker, runs[0], trains_on)
 
     def pauses(step: int) -> None:
         if step == 4 and not meeting.came.is_set():
             one_shard.evict(job, rank)
+            evicted.set()
             assert meeting.trains.wait(LIMIT_S)
             meeting.came.set()
 

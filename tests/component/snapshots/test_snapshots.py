@@ -15,6 +15,7 @@ import torch
 import ps_worker as ps
 from ps_lab.snapshots import calls as snapshot_calls
 from ps_lab.snapshots import snapshots
+from ps_server.coordinator.jobs.member import Member
 from ps_server.coordinator.snapshots.policy import SnapshotPolicy
 from ps_wire.access.access import OPEN
 from ps_wire.errors import ConfigurationRefused, JobUnknown, PsError
@@ -26,6 +27,7 @@ from ps_wire.v1 import coordinator_pb2 as pb
 from ps_worker.membership.snapshot_promise import Put
 from tests.component.service import Cluster, fresh_name, run_workers, together
 from tests.inside import link_of
+from tests.taking import Taking
 from tests.until import LIMIT_S, until
 
 STEPS = 6
@@ -440,6 +442,52 @@ def test_a_worker_that_is_evicted_during_the_cut_is_left_out(cluster):
 
     manifest = stuck(cluster, job, evict, num_workers="2")
     assert set(manifest.workers) == set(manifest.clocks[0]) == {0}
+
+
+@pytest.mark.parametrize("late", [0, 1], ids=["of the other one", "of its own"])
+def test_no_sample_is_used_in_a_snapshot_by_a_step_that_it_does_not_have(cluster, monkeypatch, late):
+    """A worker takes steps beyond the cut, and leaves before all states have come of what was at the cut."""
+    job, scheduler, batch, leaves_at = fresh_name(), cluster.coordinator._scheduler, 4, 6
+    store, captured, left = cluster.shards[0].shard.snapshots.store, scheduler.captured, threading.Event()
+
+    def comes_late(name, member, message):
+        if member.worker == late and not left.is_set():
+            held.append((name, member, message))
+        else:
+            captured(name, member, message)
+
+    held: list[tuple[str, Member, pb.CutCaptured]] = []
+    monkeypatch.setattr(scheduler, "captured", comes_late)
+
+    def body(rank: int) -> None:
+        with ps.connect(servers=cluster.servers, job=job, num_workers=2, worker=rank) as worker:
+            net = torch.nn.Linear(4, 1)
+            optimizer = worker.wrap(torch.optim.SGD(net.parameters(), lr=0.01), net)
+            loader = worker.loader(torch.utils.data.TensorDataset(torch.zeros(100_000, 4)), batch_size=batch)
+            taking = None
+            for step, (x,) in enumerate(loader):
+                if (rank, step) == (0, 2):
+                    taking = Taking(cluster.servers.split(",")[0], job)
+                    taking.wait_fixed()
+                if (rank, step) == (1, leaves_at):
+                    until(lambda: bool(held))
+                    worker.leave("it is gone")
+                    left.set()
+                    for message in held:
+                        cluster._loop.loop.call_soon_threadsafe(captured, *message)
+                    return
+                net(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if store.names(job):
+                    break
+            taking.wait()
+
+    together([lambda: body(0), lambda: body(1)])
+    manifest = store.verify(job, store.names(job)[-1])
+    assert set(manifest.workers) == {0}
+    taken = manifest.step + min(manifest.step, leaves_at)  # under bsp, by both
+    assert sum(share.used for share in manifest.shares) == batch * taken
 
 
 def test_a_worker_that_joins_during_the_cut_is_in_the_snapshot(cluster):

@@ -329,10 +329,11 @@ def test_a_script_that_is_behind_its_loops_is_not_let_finish_and_runs_them_again
         assert worker.step == ALL
 
 
-def test_a_call_of_all_there_is_none_of_the_jobs(durable, tmp_path):
+def test_a_call_of_all_there_is_none_of_the_jobs(durable, tmp_path, monkeypatch):
     """One worker validates and then reduces there; the other one, a new process, is in the job already."""
+    monkeypatch.setattr(live_extras, "JOINER_LIMIT_S", 0.0)  # the other takes no step: its note serves
     undone = Undone(durable, tmp_path, fresh_name())
-    gone, back = threading.Event(), threading.Event()
+    taken, gone, back, entered = (threading.Event() for _ in range(4))
 
     def process(rank: int, *, again: bool = False) -> list[tuple[int, float]]:
         mine = Undone(durable, tmp_path, undone.job)
@@ -340,20 +341,27 @@ def test_a_call_of_all_there_is_none_of_the_jobs(durable, tmp_path):
         with mine.connect(num_workers=2, worker=rank) as worker:
             loader, held_out = mine.wrap(worker), mine.loader(worker)
             for epoch in worker.epochs(EPOCHS):
+                if again:
+                    entered.set()
                 for number, (x,) in enumerate(loader):
                     if (rank, epoch, number) == (0, 1, 1):
                         undone.take()
                     if (epoch, number, left) == (2, 1, False):
                         left = True
                         if rank == 1:
-                            gone.set()
+                            assert taken.wait(LIMIT_S)
                             worker.leave("it is gone")
+                            gone.set()
                             assert back.wait(LIMIT_S)
                             return []
+                        undone.wait_taken()
+                        taken.set()
                         assert gone.wait(LIMIT_S)
                         undone.go_back()
                         back.set()
                     mine.step(x)
+                if (rank, epoch, len(sums)) == (0, 2, 2):
+                    assert entered.wait(LIMIT_S)  # else this one may have passed an epoch before
                 assert sum(1 for _ in held_out) == STEPS // 2
                 sums.append((epoch, worker.all_reduce(float(epoch), "max")))
             worker.finish()
@@ -370,7 +378,7 @@ def test_a_validation_there_takes_no_share_of_the_epoch_that_the_script_comes_to
     """The other worker, a new process, has validated in that epoch by then."""
     monkeypatch.setattr(live_extras, "JOINER_LIMIT_S", 0.0)  # the other takes no step: its note serves
     undone = Undone(durable, tmp_path, fresh_name())
-    gone, back, ahead = (threading.Event() for _ in range(3))
+    fixed, taken, gone, back, ahead = (threading.Event() for _ in range(5))
 
     def process(rank: int, *, again: bool = False) -> list[tuple[int, int]]:
         mine = Undone(durable, tmp_path, undone.job)
@@ -381,13 +389,19 @@ def test_a_validation_there_takes_no_share_of_the_epoch_that_the_script_comes_to
                 for number, (x,) in enumerate(loader):
                     if (rank, epoch, number) == (0, 1, 1):
                         undone.take()
+                        fixed.set()
+                    if (rank, epoch, number, left) == (1, 1, 1, False):
+                        assert fixed.wait(LIMIT_S)
                     if (rank, epoch, number, left) == (1, 1, 2, False):
-                        gone.set()
+                        assert taken.wait(LIMIT_S)
                         worker.leave("it is gone")
+                        gone.set()
                         assert back.wait(LIMIT_S)
                         return []
                     if (rank, epoch, number, left) == (0, 2, 1, False):
                         left = True
+                        undone.wait_taken()
+                        taken.set()
                         assert gone.wait(LIMIT_S)
                         undone.go_back()
                         back.set()

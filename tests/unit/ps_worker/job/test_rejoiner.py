@@ -27,6 +27,7 @@ def evicted_in_a_round_that_is_promised() -> tuple[Rejoiner, SnapshotPromise, Ro
         abandon=lambda: None,
         enter=lambda: None,
         connect=lambda: None,
+        failure=None,
         connections=[],
         joined=joined,
         exchanges=exchanges,
@@ -56,6 +57,24 @@ def test_who_joins_again_is_in_no_round():
     rejoiner.rejoin()
     assert rounds.stepped == frozenset()
     assert rounds.ask(8, lambda *_: None) == {}
+
+
+def test_who_is_evicted_again_before_it_has_its_tables_back_joins_again():
+    """The new eviction comes before they begin anew, which forgets all that has failed."""
+    rejoiner, _, _ = evicted_in_a_round_that_is_promised()
+    presence: Any = rejoiner._presence
+    entered = []
+
+    def enter() -> None:
+        entered.append(presence.exchanges.failure)
+        presence.failure = Evicted("silent again") if len(entered) == 1 else None
+        if presence.failure is not None:
+            presence.exchanges.fail(presence.failure)
+
+    presence.enter = enter
+    rejoiner.rejoin()
+    assert [str(error) for error in entered] == ["silent for too long", "silent again"]
+    assert presence.exchanges.failure is None
 
 
 def test_a_failure_that_is_no_eviction_is_left_to_who_meets_it():

@@ -56,6 +56,7 @@ class Worker:
             fail=self._fail,
             log=lambda _: None,
         )
+        self.stream.start()
 
     def _fail(self, error: PsError) -> None:
         self.failed.append(error)
