@@ -11,7 +11,7 @@ IN_PARALLEL = -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 ))) --maxpr
 CORE = $(addprefix --cov=ps_server.,agreement.gate shard.partition.machine coordinator.jobs.member \
 	coordinator.jobs.roster coordinator.jobs.tables coordinator.jobs.job) --cov=ps_wire.spec.plan
 
-.PHONY: install demo test check chaos fuzz stress free-threaded mutants unchanged soak bench bench-peers image protos api docs dist matrix clean
+.PHONY: install demo test check chaos fuzz stress late free-threaded mutants unchanged soak bench bench-peers image protos api docs dist matrix clean
 
 install: $(VENV)/installed
 	@echo "installed into $(VENV)"
@@ -41,6 +41,10 @@ STRESSED = tests/component tests/contracts $(addprefix tests/unit/ps_server/,sha
 
 stress: $(VENV)/installed-test
 	$(PY) -m pytest $(IN_PARALLEL) --stress=$(SEED) $(or $(TESTS),$(STRESSED))
+
+# Threads stand still now and then, by a seed that is printed; who does so takes no core.
+late: $(VENV)/installed-test
+	$(PY) -m pytest -n $(shell echo $$(( 4 * $$(getconf _NPROCESSORS_ONLN) ))) --dist worksteal --late=$(SEED) $(or $(TESTS),tests/component tests/contracts)
 
 # Tests of what needs neither torch nor grpc, on a Python without its lock, where there is one.
 PYTHON_FREE ?= $(firstword $(foreach name,python3.14t python3.13t,$(shell command -v $(name))))

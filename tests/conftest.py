@@ -18,7 +18,14 @@ from hypothesis import Phase, settings
 if TYPE_CHECKING:
     from tests.integration.processes import Process, Start, Zygote
 
-pytest_plugins = ["tests.watchdog", "tests.left_behind", "tests.skips", "tests.stress", "tests.longest_first"]
+pytest_plugins = [
+    "tests.watchdog",
+    "tests.left_behind",
+    "tests.skips",
+    "tests.stress",
+    "tests.late",
+    "tests.longest_first",
+]
 
 # Before torch is imported. Two threads of each process on two cores spin at the end of every operation: two
 # files of servers in the process took 57 s of a core, and take 8.
