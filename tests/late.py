@@ -20,32 +20,24 @@ from typing import Any
 
 import pytest
 
-from tests.stress import seed_of
+from tests import seeded
 
 LONGEST_S = 0.5
 STARTS, WAITS, CONNECTS, GRADIENTS, WORDS, TURNS = 0.2, 0.1, 0.2, 0.05, 0.15, 0.002  # of all of them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--late",
-        nargs="?",
-        const="",
-        metavar="SEED",
-        help="threads stand still now and then, as drawn from SEED; see tests/late.py",
+    seeded.add_option(
+        parser, "late", "threads stand still now and then, as drawn from SEED; see tests/late.py"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    text = config.getoption("--late")
-    if text is not None:
-        config.option.late = str(seed_of(text))  # of processes of xdist, too
+    seeded.draw(config, "late")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    config = session.config
-    if config.getoption("--late") is not None and not hasattr(config, "workerinput"):
-        config.get_terminal_writer().line(f"late: run it again with --late={config.option.late}")
+    seeded.say(session.config, "late")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

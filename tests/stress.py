@@ -9,13 +9,14 @@ way when is drawn from a seed, which pytest prints; what the system makes of it 
 from __future__ import annotations
 
 import random
-import secrets
 import sys
 import threading
 import time
 from typing import Any
 
 import pytest
+
+from tests import seeded
 
 SWITCH_INTERVAL_S = 1e-6  # of the interpreter: 5 ms else
 YIELDS, SLEEPS = 0.2, 0.02  # of all times that a lock is taken or let go
@@ -26,32 +27,21 @@ _lock, _rlock, _condition = threading.Lock, threading.RLock, threading.Condition
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--stress",
-        nargs="?",
-        const="",
-        metavar="SEED",
-        help="threads change all the time, and give way at locks, as drawn from SEED; see tests/stress.py",
+    seeded.add_option(
+        parser,
+        "stress",
+        "threads change all the time, and give way at locks, as drawn from SEED; see tests/stress.py",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    text = config.getoption("--stress")
-    if text is not None:
-        seed = seed_of(text)
-        config.option.stress = str(seed)  # of processes of xdist, too
+    seed = seeded.draw(config, "stress")
+    if seed is not None:
         begin(seed)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    config = session.config
-    if config.getoption("--stress") is not None and not hasattr(config, "workerinput"):
-        config.get_terminal_writer().line(f"stress: run it again with --stress={config.option.stress}")
-
-
-def seed_of(text: str) -> int:
-    """The seed that was asked for, or a fresh one."""
-    return int(text) if text else secrets.randbits(32)
+    seeded.say(session.config, "stress")
 
 
 def begin(seed: int) -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.until import LIMIT_S
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.seeded_run import run
 
 RACE = '''
 import sys
@@ -50,25 +46,12 @@ def test_adds():
 '''
 
 
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_race.py").write_text(RACE)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [*command, *options, f"--rootdir={folder}", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-
-
 def test_a_count_that_is_read_and_written_under_two_locks_loses_some(tmp_path: Path):
-    outcome = run(tmp_path, "--stress=7")
+    outcome = run(tmp_path, RACE, "--stress=7")
     assert "--stress=7" in outcome.stdout
     assert outcome.returncode == 1, outcome.stdout
 
 
 def test_without_a_seed_one_is_drawn_and_printed(tmp_path: Path):
-    outcome = run(tmp_path, "--stress", "--collect-only")
+    outcome = run(tmp_path, RACE, "--stress", "--collect-only")
     assert re.search(r"--stress=\d+\n", outcome.stdout), outcome.stdout
