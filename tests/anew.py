@@ -17,11 +17,13 @@ ANEW_LIMIT_S = 2 * LIMIT_S
 STACKS_LIMIT_S = 30.0  # from SIGABRT until the process has ended
 
 
-def run_anew(*words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_anew(
+    *words: str, folder: Path | None = None, limit_s: float = ANEW_LIMIT_S
+) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments to its end.
 
     Raises:
-        AssertionError: it takes longer than `ANEW_LIMIT_S`; with what it said, and where its threads stand.
+        AssertionError: it takes longer than `limit_s`; with what it said, and where its threads stand.
     """
     command = [sys.executable, *words]
     with subprocess.Popen(
@@ -33,13 +35,11 @@ def run_anew(*words: str, folder: Path | None = None) -> subprocess.CompletedPro
         text=True,
     ) as process:
         try:
-            output, errors = process.communicate(timeout=ANEW_LIMIT_S)
+            output, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)
             output, errors = process.communicate(timeout=STACKS_LIMIT_S)
-            raise AssertionError(
-                f"{command} did not end within {ANEW_LIMIT_S:g} s:\n{output}\n{errors}"
-            ) from None
+            raise AssertionError(f"{command} did not end within {limit_s:g} s:\n{output}\n{errors}") from None
         finally:
             process.kill()  # one that has ended is sent nothing
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.anew import run_anew
 from tests.until import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,12 +14,5 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(folder: Path, race: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs the source of a test in this folder."""
     (folder / "test_race.py").write_text(race)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [*command, *options, f"--rootdir={folder}", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = ["-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    return run_anew(*command, *options, f"--rootdir={folder}", str(folder), folder=ROOT, limit_s=LIMIT_S)
